@@ -26,8 +26,6 @@ from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .event import LoggedEvent
 
 _IMPORT = 300.0  # seconds for the preload; a cold disk under load takes its time for torch
@@ -55,7 +53,6 @@ class Runtime:
     Attributes:
         owner: The process it belongs to.
         reports: The folder of crash reports, or None.
-        status_source: Its status snapshots.
     """
 
     def __init__(
@@ -79,10 +76,9 @@ class Runtime:
         self._pools: dict[tuple[object, ...], DevicePool] = {}
         self._collector: OutputCollector | None = None
         self._closed = False
-        self._steps: list[Callable[[float], object]] = []  # of `close`, that are still to be taken
         self.loop = EventLoop(emit=self._emit)
         self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
-        self.status_source = StatusSource(self.loop, self._emit)
+        self.status_source = StatusSource(self._emit)
 
     @property
     def launcher(self) -> Launcher:
@@ -97,7 +93,7 @@ class Runtime:
             self._check()
             if self._collector is None:
                 self._collector = self._new_collector(
-                    self._launcher, status_request=self.status_source.request
+                    self._launcher, on_status_request=self.status_source.request
                 )
             return self._collector
 
@@ -131,28 +127,18 @@ class Runtime:
         with self._lock:
             if self.owner != os.getpid():
                 return
-            if not self._closed:
-                self._closed = True
-                self._steps = [
-                    *([] if self._collector is None else [self._collector.close]),
-                    self._launcher.close,
-                    *(_at_once(pool.close) for pool in self._pools.values()),
-                    _at_once(self.status_source.close),
-                    _at_once(self.loop.close),
-                ]
-                self._collector = None
-            steps, self._steps = self._steps, []
+            self._closed = True
+            collector = self._collector
+            pools, self._pools = list(self._pools.values()), {}
         until = time.monotonic() + _CLOSE if deadline is None else deadline
-
-        def take(step: Callable[[float], object]) -> None:
-            try:
-                step(until)
-            except BaseException:
-                with self._lock:
-                    self._steps.append(step)
-                raise
-
-        close_all(partial(take, step) for step in steps)
+        close_all(
+            [
+                *([] if collector is None else [partial(collector.close, until)]),
+                partial(self._launcher.close, until),
+                *(pool.close for pool in pools),
+                self.loop.close,
+            ]
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -172,10 +158,6 @@ class Runtime:
         collector = self._collector
         if collector is not None:
             collector.emit(event)
-
-
-def _at_once(close: Callable[[], object]) -> Callable[[float], object]:
-    return lambda _deadline: close()
 
 
 def check_machine() -> None:

@@ -219,7 +219,7 @@ class WorkerBuilder:
         launch = self._spec.launch
         inherits = launch.stdio == "inherit"
         return LaunchSpec(
-            entry="phalanx.runtime.worker.main:main",
+            entry="phalanx.runtime.worker.call_loop:main",
             payload=pickle.dumps(boot),
             fds={"locks": self._locks, **self._stdin, **worker.output.child_fds()},
             label=f"{worker.labels.child}#{worker.labels.incarnation}",

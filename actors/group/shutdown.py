@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import STACKS, Kind, Payload, Vitals, crash_output_size, describe_threads
+from phalanx.runtime import STACKS, Kind, Payload, Vitals, describe_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +122,7 @@ class Shutdown:
         if process is None:
             return
         worker.threads = describe_threads(process.pid)
-        worker.words_end = crash_output_size(worker.output.faults)
+        worker.words_end = os.fstat(worker.output.faults).st_size
         process.send_signal(STACKS)
         if process.is_stopped():
             # Only a running process handles a signal; this one takes it before anything else.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.linux import descriptors
+from phalanx.runtime.memory.mapping import copied
 from phalanx.runtime.wire.codec import Encoded, encode
 from phalanx.runtime.wire.packet_encoder import (
     Payload,
@@ -100,7 +101,7 @@ def store_snapshot(encoded: Encoded, stamp: Stamp, folder: Path | None) -> Paylo
         MessageTooLarge, OSError: there is no room for it.
     """
     if folder is None:
-        parts, offsets, size = lay_out(encoded)
+        _, parts, offsets, size = lay_out(encoded)
         header = memoryview(stamp.pack(size).ljust(HEAD, b"\0"))
         places = [0, *(HEAD + offset for offset in offsets)]
         file = write_file([header, *parts], places, HEAD + size, "phalanx-snapshot")
@@ -116,7 +117,7 @@ def _keep_in_folder(encoded: Encoded, stamp: Stamp, path: Path) -> int:
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    parts, offsets, size = lay_out(encoded)
+    _, parts, offsets, size = lay_out(encoded)
     stamped = stamp.pack(size)
     digest = _sha256(stamped)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -143,17 +144,12 @@ def _keep_in_folder(encoded: Encoded, stamp: Stamp, path: Path) -> int:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    make_durable(path.parent)
-    return HEAD + size
-
-
-def make_durable(folder: Path) -> None:
-    """Sync *folder*: what was renamed or removed in it survives a loss of power."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        os.fsync(folder)  # the new name, too, survives a loss of power
     finally:
-        os.close(fd)
+        os.close(folder)
+    return HEAD + size
 
 
 def verify(file: int) -> Stamp:
@@ -199,15 +195,8 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
         sealed = bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:  # only memory has seals
         sealed = False
-    if sealed:
-        # Mapped copy-on-write.
-        whole = read_file(file, start + size)[start:]
-    else:
-        # Not mapped: if a file on a disk is truncated meanwhile, its reader gets SIGBUS.
-        whole = memoryview(bytearray(size))
-        done = 0
-        while done < size and (got := os.preadv(file, [whole[done:]], start + done)):
-            done += got
+    # A disk's is not mapped: if it is truncated meanwhile, its reader gets SIGBUS.
+    whole = read_file(file, start + size)[start:] if sealed else copied(file, start, size)
     head = bytes(whole[:HEAD])
     if Stamp.unpack(head).size + HEAD != size:
         raise ValueError(f"it is torn: {size} bytes, which is not what it says")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .device import Device
-    from .gpu import Gpu
+    from .inventory import Gpu
 
 _EPSILON = 1e-6
 
@@ -101,7 +101,6 @@ def place(order: Sequence[Device], requests: Sequence[Request], share: float) ->
 
     Args:
         order: The pool's devices; one that may be leased twice stands here twice.
-        requests: One for each rank.
         share: How many devices each, or which part of one.
     """
     devices = list(dict.fromkeys(order))
@@ -197,9 +196,6 @@ def lease_of(
     """Return the lease of *devices* for *request*.
 
     Args:
-        request: Its rank and holder.
-        devices: The devices that are leased.
-        share: As above.
         seen: The devices that the worker sees; None: those that are leased to it.
     """
     shown = [device.gpu for device in devices]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .allocation import Lease
-    from .gpu import Fault, Gpu, GpuInventory
+    from .inventory import Fault, Gpu, GpuInventory
 
 _EPSILON = 1e-6  # ten tenths are a whole
 
@@ -32,9 +32,7 @@ class DeviceQuarantined(Event, event="device_quarantined", level="error"):
         device: Its UUID.
         cause: ``memory`` (a dead worker's is not released), ``fault`` (the device has one) or
             ``user`` (`DevicePool.quarantine`).
-        reason: The same in words.
         fatal: Whether the processes that use it cannot go on.
-        holders: The holders of present leases.
     """
 
     device: str
@@ -49,7 +47,6 @@ class DeviceRestored(Event, event="device_restored"):
     """A device is out of quarantine.
 
     Attributes:
-        cause: Why it was in quarantine.
         why: ``recovered`` (the cause is over) or ``user`` (`DevicePool.restore`).
         after: Seconds in quarantine.
     """
@@ -84,7 +81,6 @@ class Reading:
     Attributes:
         used: Bytes in use; None if they could not be measured.
         unlisted: Those of them that NVML lists with no living process.
-        pids: The processes that it lists.
     """
 
     used: int | None
@@ -129,7 +125,6 @@ class Quarantine:
     """Why a device is not leased.
 
     Attributes:
-        fatal: Whether the processes that use it cannot go on.
         dead: The processes whose memory is not released.
     """
 
@@ -150,7 +145,6 @@ class DeviceStatus:
         state: ``free``, ``leased`` (also if there is still room on it), ``releasing`` (a dead
             worker's memory is not seen to be released yet) or ``quarantined``.
         leased: How much of it is leased; 1.0 is all of it, more if it was named repeatedly.
-        holders: The holders of its leases.
         reason: Why it is in quarantine; empty if it is not.
         releasing_bytes: Memory of dead workers that is not seen to be released yet.
     """

@@ -1,4 +1,6 @@
-"""Inventory of this machine's GPUs: NVML, else the driver's files in /proc; never CUDA.
+"""This machine's GPUs and their faults, by NVML, else the driver's files in /proc; never CUDA.
+
+A GPU that is partitioned (MIG) is listed as its instances.
 
 Guarantees: no CUDA context is created in the driver, which would make every later fork unsafe.
 NVML's errors become answers ("cannot be measured", a fault), not exceptions; an NVML that hangs, as
@@ -15,14 +17,16 @@ import contextlib
 import threading
 import time
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
-from .gpu import Fault, Gpu, GpuInventory
+from phalanx.runtime.threads.event_loop import resolve
+from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 _PROC = Path("/proc/driver/nvidia")
@@ -61,6 +65,120 @@ _MILD_ACTIONS = frozenset((3, 5))
 _RECOVERY_ACTION_FIELD = 230
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device: a GPU, or one instance of a GPU that is partitioned (MIG).
+
+    Attributes:
+        uuid: Its name in leases: indices change with ``CUDA_VISIBLE_DEVICES``.
+        index: Its place in the order of PCI addresses.
+        parent: The UUID of the GPU that it is an instance of; empty for a whole one.
+    """
+
+    uuid: str
+    index: int
+    name: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of a device.
+
+    Attributes:
+        kind: ``lost`` (it does not answer any more), ``xid`` (an error that the driver reported),
+            ``ecc`` (uncorrected memory errors), ``recovery`` (it needs a reset or a reboot),
+            ``remap`` (its memory has no spare rows left) or ``unknown`` (NVML gave an error).
+        fatal: Whether the processes that use it cannot go on.
+        count: How often it has occurred: one more is another fault.
+    """
+
+    kind: Literal["lost", "xid", "ecc", "recovery", "remap", "unknown"]
+    text: str
+    fatal: bool = False
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class GpuInventory(Protocol):
+    """The machine's devices, and what can be measured of them: nothing, unless a class does."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return every device, in the order of their PCI addresses."""
+        ...
+
+    def used_bytes(self, uuid: str) -> int | None:  # noqa: ARG002
+        """Return the bytes in use on a device; None if they cannot be measured."""
+        return None
+
+    def processes(self, uuid: str) -> Mapping[int, int | None] | None:  # noqa: ARG002
+        """Return the bytes in use by pid, None for a number unknown; None if there is no list.
+
+        In a container the pids may be of another namespace, or only some of them.
+        """
+        return None
+
+    def faults(self, uuid: str) -> tuple[Fault, ...]:
+        """Return the known faults of a device, or of its GPU if it is an instance."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection to the driver; the next question opens it again."""
+        return
+
+
+def visible(gpus: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
+    """Return those of *gpus* that ``CUDA_VISIBLE_DEVICES=mask`` leaves, in its order.
+
+    As in CUDA, the list ends at the first entry that names no device, and the start of a UUID will
+    do. None leaves all. Indices are taken in PCI order: where the models differ, CUDA agrees only
+    under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    """
+    if mask is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for entry in mask.split(","):
+        gpu = select_gpu(gpus, entry.strip())
+        if gpu is None or gpu in chosen:
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def select_gpu(gpus: Iterable[Gpu], name: str) -> Gpu | None:
+    """Return the device called *name*: an index, ``cuda:<index>``, or how one UUID starts."""
+    name = name.removeprefix("cuda:")
+    if name.isdecimal():
+        return next((gpu for gpu in gpus if gpu.index == int(name)), None)
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    matches = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def named_gpus(devices: object, there: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the devices that a list names, in its order.
+
+    Raises:
+        SpecError: it is no list, or names what is not there.
+    """
+    shown = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in there) or "no GPU is visible here"
+    remedy = f"not a device; there is: {shown}; or 'auto', 'cpu', 'cuda', a list of these, a pool"
+    if not isinstance(devices, list | tuple):
+        raise SpecError("devices", devices, remedy)
+    chosen: list[Gpu] = []
+    for name in cast("Sequence[object]", devices):
+        gpu = None
+        if isinstance(name, int | str) and not isinstance(name, bool):
+            gpu = select_gpu(there, str(name))
+        if gpu is None:
+            raise SpecError("devices", name, remedy)
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
 class Unanswered(Exception):
     """The call did not return in time."""
 
@@ -70,10 +188,6 @@ class BoundedCaller:
 
     Each runs on a daemon thread, which does not keep a program alive (`concurrent.futures` joins
     its threads at exit).
-
-    Args:
-        name: Of the threads.
-        limit: Seconds that `call` may take.
     """
 
     def __init__(self, name: str, limit: float) -> None:
@@ -93,17 +207,11 @@ class BoundedCaller:
         if not self._lock.acquire(timeout=self._limit):
             raise Unanswered(f"other calls took {self._limit:g} s")
         result: Future[_Answer] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(function())
-            except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
-                result.set_exception(error)
-
         try:
             if self._last is not None and not self._last.done():
                 raise Unanswered("the call before is still without an answer")
-            threading.Thread(target=run, name=self._name, daemon=True).start()
+            ask = (result, function)
+            threading.Thread(target=resolve, args=ask, name=self._name, daemon=True).start()
             self._last = result
             wait([result], max(0.0, until - time.monotonic()))
         finally:
@@ -113,7 +221,7 @@ class BoundedCaller:
         return result.result()
 
 
-class NvmlInventory:
+class NvmlInventory(GpuInventory):
     """The inventory of NVML; *nvml* is the module ``pynvml`` or a double of it."""
 
     def __init__(self, nvml: Any) -> None:
@@ -297,7 +405,7 @@ class NvmlInventory:
         return self._caller.call(opened)
 
 
-class ProcInventory:
+class ProcInventory(GpuInventory):
     """Reads the files of the kernel module, which know nothing of memory."""
 
     def __init__(self, root: Path = _PROC) -> None:
@@ -317,22 +425,11 @@ class ProcInventory:
             for index, about in enumerate(found)
         )
 
-    def used_bytes(self, uuid: str) -> int | None:  # noqa: ARG002  # the protocol's
-        """Return None: it is not known here."""
-        return None
-
-    def processes(self, uuid: str) -> Mapping[int, int | None] | None:  # noqa: ARG002  # as above
-        """Return None: they are not known here."""
-        return None
-
     def faults(self, uuid: str) -> tuple[Fault, ...]:
         """Return a fault if the device is not listed any longer."""
         if any(gpu.uuid == uuid for gpu in self.gpus()):
             return ()
         return (Fault("lost", "its driver no longer lists it", fatal=True),)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def find_gpus() -> GpuInventory:

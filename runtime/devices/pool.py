@@ -41,8 +41,7 @@ from .device import (
     Quarantine,
     Reading,
 )
-from .gpu import Fault, Gpu, GpuInventory, named_gpus, select_gpu, visible
-from .inventory import find_gpus
+from .inventory import Fault, Gpu, GpuInventory, find_gpus, named_gpus, select_gpu, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -58,7 +57,6 @@ class DevicePool:
     Args:
         gpus: The devices, in the order in which they are leased. A device that stands here twice
             is leased twice. None for CPU slots.
-        inventory: Measures them.
         release_timeout: Seconds that a dead worker's memory may take to be released, before the
             device is put into quarantine.
         slack_bytes: Memory that may still be in use then: other users of a device come and go.
@@ -119,7 +117,6 @@ class DevicePool:
             devices: None or ``"auto"`` for the GPUs that are visible, or CPU slots if there are
                 none; ``"cpu"``; ``"cuda"`` for GPUs or an error; a list that names each device, by
                 index, ``"cuda:1"`` or UUID; or a pool that several groups share.
-            world_size: How many ranks there will be.
             inventory: The machine's devices; None looks for them.
             environment: ``CUDA_VISIBLE_DEVICES`` is looked up here.
             devices_per_rank: How many devices each rank gets, or which part of one.
@@ -136,23 +133,19 @@ class DevicePool:
             return devices
         if devices == "cpu":
             return cls(None, **options)
-        own = inventory is None
-        inventory = find_gpus() if inventory is None else inventory
-        try:
+        with contextlib.ExitStack() as failed:
+            if inventory is None:
+                inventory = find_gpus()
+                failed.callback(inventory.close)
             seen = visible(inventory.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
             if not seen and devices in (None, "auto"):
-                if own:
-                    inventory.close()
                 return cls(None, **options)
             wanted = seen if devices in (None, "auto", "cuda") else named_gpus(devices, seen)
             pool = cls(wanted, inventory, **options)
             for device in pool._devices:
                 device.place = f"cuda:{seen.index(device.gpu)}"
             pool._check(world_size, devices_per_rank)
-        except BaseException:
-            if own:
-                inventory.close()
-            raise
+            failed.pop_all()
         return pool
 
     # --- leasing --------------------------------------------------------------------------
@@ -168,7 +161,6 @@ class DevicePool:
         """Lease devices for all of *requests*, or for none.
 
         Args:
-            requests: One for each rank.
             share: How many devices each gets, or which part of one.
             visibility: ``"one"``: the worker sees only what is leased to it; ``"all"``: it sees
                 every device of the pool, each under the same name in every worker.

@@ -22,10 +22,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from concurrent.futures import Future
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
+from phalanx.runtime.threads.event_loop import resolve
 from phalanx.supervision import RuntimeFault
 
 _AT_ONCE = timedelta(milliseconds=1)
@@ -108,26 +110,22 @@ def _is_nccl(world: Any, group: Any) -> bool:
 
 def _abort(groups: list[Any], limit: float) -> None:
     """Abort *groups*, newest first, on a separate thread."""
-    errors: list[Exception] = []
 
     def run() -> None:
-        try:
-            start, end = _bracket(groups)
-            start()
-            for group in reversed(groups):
-                group.abort()
-            end()
-        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
-            errors.append(error)
+        start, end = _bracket(groups)
+        start()
+        for group in reversed(groups):
+            group.abort()
+        end()
 
-    thread = threading.Thread(target=run, name="phalanx-abort", daemon=True)
-    thread.start()
-    thread.join(limit)
-    what = f"the abort of its {len(groups)} NCCL process group(s)"
-    if thread.is_alive():
-        raise RuntimeFault(f"{what} did not return within {limit:g} s")
-    if errors:
-        raise RuntimeFault(f"{what} failed: {errors[0]}") from errors[0]
+    result: Future[None] = Future()
+    threading.Thread(target=resolve, args=(result, run), name="phalanx-abort", daemon=True).start()
+    try:
+        result.result(limit)
+    except Exception as error:
+        how = f"failed: {error}" if result.done() else f"did not return within {limit:g} s"
+        what = f"the abort of its {len(groups)} NCCL process group(s)"
+        raise RuntimeFault(f"{what} {how}") from error
 
 
 def _bracket(groups: list[Any]) -> tuple[Any, Any]:

@@ -5,6 +5,8 @@
 - A group that never uses torch.distributed starts no process: the driver listens, and the first
   rank that connects makes it start the store's process and pass it the listening socket, with that
   rank waiting in it (socket activation). Later epochs send their sockets to the same process.
+- That process serves one epoch at a time: at the next socket the store of the last epoch, its keys
+  and its connections are closed. It exits at end of file of its control socket.
 - A store that exits is an event, and the next epoch gets a new one.
 
 The port is served by torch's TCPStore, which has no authentication: every user of this machine can
@@ -28,12 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.event import Event, LoggedEvent, unheard
 from phalanx.runtime.linux import descriptors
+from phalanx.runtime.linux.descriptors import receive_with_fds
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
@@ -43,6 +46,7 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # every rank of a big group may connect before the store's process runs
 _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
+_CONNECT = timedelta(seconds=30)  # of the store to itself, over loopback; arbitrary
 _KNOCK = 10.0  # seconds for a connection over loopback
 
 
@@ -52,7 +56,6 @@ class Rendezvous:
 
     Attributes:
         prefix: Before every key of this epoch.
-        group: The name of the rank group.
     """
 
     address: str
@@ -80,7 +83,6 @@ class RendezvousStore:
     Args:
         launcher: Starts the store's process once a rank connects.
         preload: Of the zygote that it is forked from; None for the launcher's own.
-        group: The name of the rank group.
         on_event: Called with the store's exit, on the event loop's thread.
     """
 
@@ -152,7 +154,7 @@ class RendezvousStore:
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         spec = LaunchSpec(
-            entry="phalanx.runtime.distributed.store_main:main",
+            entry="phalanx.runtime.distributed.rendezvous:serve",
             fds={"control": control.fileno()},
             label=f"{self._group}/store#{self._epoch}",
             title=f"phalanx: {self._group} store",
@@ -187,6 +189,31 @@ class RendezvousStore:
         if self._listener is not None:
             descriptors.close(self._listener)
             self._listener = None
+
+
+def serve(_payload: bytes, fds: Mapping[str, int]) -> int:
+    """Serve the epochs that come over the control socket; return the exit code of this process."""
+    # Warm where a zygote forked us; by name, for torch's types hide its stores.
+    dist: Any = import_module("torch.distributed")
+    control = socket.socket(fileno=fds["control"])
+    serving: list[Any] = []  # a store serves as long as it is held
+    while True:
+        message, listeners = receive_with_fds(control, 32, 1)
+        if not message:
+            return 0
+        serving.clear()  # first: no rank may find the old one alive beside the new one
+        with socket.socket(fileno=os.dup(listeners[0])) as copy:
+            address, port = copy.getsockname()
+        serving.append(
+            dist.TCPStore(
+                address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_CONNECT,
+                master_listen_fd=listeners[0],  # the store's to close from here on
+            )
+        )
 
 
 def rendezvous_environment(

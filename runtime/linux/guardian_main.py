@@ -1,7 +1,7 @@
 """The guardian process: kills the driver's process tree when the driver has died.
 
-- If the driver has a lease, the end of the lease is the end of the driver: it is killed as well,
-  for it may be stopped.
+- A file in memory, which the driver keeps up to date, has the sessions of its processes and the end
+  of its lease. That is the end of the driver: it is killed as well, for it may be stopped.
 - It watches the driver by pidfd: a forked child of the user's that still holds the other end of the
   socket makes no difference.
 - It ignores every signal that can be ignored; a clean close of the driver kills it.
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import select
 import signal
@@ -25,8 +25,11 @@ from .descriptors import receive_with_fds
 
 _ROUND = 10.0
 
-LEASE = struct.Struct("@d")
-"""What the file of a lease holds: when it ends, in seconds of ``syscalls.boot_time``."""
+LEASE = struct.Struct("@d8x")
+"""First in the file: the end of the lease, in seconds of ``syscalls.boot_time``, or infinity."""
+
+SESSION = struct.Struct("@qq")
+"""What follows it: pid and start of a session's leader; zeros if the place is free."""
 
 
 def main() -> None:
@@ -37,8 +40,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     driver, tag = int(sys.argv[2]), sys.argv[3].encode()
     process_title.show_title("phalanx: guardian")
-    sessions: set[tuple[int, int]] = set()
-    _watch(sock, driver, sessions)
+    sessions = _sessions_in(_watch(sock, driver))
     # A child does what follows first. Whichever of the two is killed, the other ends what that one
     # had stopped in order to kill it.
     with contextlib.suppress(OSError):  # the kernel would not fork
@@ -53,56 +55,42 @@ def main() -> None:
         pass
 
 
-def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> None:
-    """Apply the driver's messages to *sessions* until the driver is gone, or its lease over."""
-    lease = -1
+def _watch(sock: socket.socket, driver: int) -> int:
+    """Return the driver's file once the driver is gone, or its lease over; -1 if it sent none."""
+    file = -1
     timer = syscalls.create_boot_timer()
     poller = select.poll()
     for fd in (driver, timer, sock):
         poller.register(fd, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poller.poll()}
-        if lease >= 0 and timer in ready:
-            until = read_lease(lease)
-            if syscalls.boot_time() >= until:
-                process_tree.send_signal(driver, signal.SIGKILL)
-                return
-            syscalls.set_boot_timer(timer, until)
         if sock.fileno() in ready:
             # Before the pidfd: what the driver sent before it died counts.
+            packet = b""
+            fds: list[int] = []
             with contextlib.suppress(ConnectionResetError):
-                packet, fds = receive_with_fds(sock, 1 << 16, 1)
-                if packet:
-                    given = _obey(json.loads(packet), fds, sessions)
-                    if given >= 0:
-                        if lease >= 0:
-                            os.close(lease)
-                        lease = given
-                        syscalls.set_boot_timer(timer, read_lease(lease))
-                    continue
-            return
-        if driver in ready:
-            return
-
-
-def _obey(message: dict[str, list[int]], fds: list[int], sessions: set[tuple[int, int]]) -> int:
-    """Apply *message* to *sessions*; return the file of a lease if it came along, else -1."""
-    if "lease" in message and fds:
-        return fds[0]
-    for fd in fds:
-        with os.fdopen(fd) as known:
-            known.seek(0)  # the driver has written it through the same open file
-            sessions.update((pid, ticks) for pid, ticks in json.load(known))
-    if "add_session" in message:
-        pid, ticks = message["add_session"]
-        sessions.add((pid, ticks))
-    elif "drop_session" in message:
-        pid, ticks = message["drop_session"]
-        sessions.discard((pid, ticks))
-    return -1
+                packet, fds = receive_with_fds(sock, 64, 1)
+            if not packet:
+                return file
+            file = fds[0] if fds else file
+        until = math.inf if file < 0 else read_lease(file)
+        if syscalls.boot_time() >= until:
+            process_tree.send_signal(driver, signal.SIGKILL)
+        elif driver not in ready:
+            if until < math.inf:
+                syscalls.set_boot_timer(timer, until)
+            continue
+        return file
 
 
 def read_lease(file: int) -> float:
     """Return when the lease in *file* ends, in seconds of ``syscalls.boot_time``."""
     (until,) = LEASE.unpack(os.pread(file, LEASE.size, 0))
     return float(until)
+
+
+def _sessions_in(file: int) -> set[tuple[int, int]]:
+    if file < 0:
+        return set()
+    records = os.pread(file, os.fstat(file).st_size - LEASE.size, LEASE.size)
+    return {(pid, ticks) for pid, ticks in SESSION.iter_unpack(records) if pid}

@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 
 
 def adopt(env: Mapping[str, str], cwd: str | None, title: str, tag: str = "") -> None:
-    """Have this environment, working directory, title and tag from now on.
+    """Have this environment but for the tag, working directory, title and tag from now on.
 
-    Args:
-        env: The complete environment, but for the tag.
-        cwd: None keeps the one that there is.
-        title: Empty keeps the one that there is.
-        tag: Empty keeps the one that there is.
+    None for *cwd*, an empty *title* and an empty *tag* keep what there is.
     """
     zone, old = os.environ.get("TZ"), os.environ.get(VARIABLE, "")
     os.environ.clear()
@@ -48,7 +44,7 @@ def adopt(env: Mapping[str, str], cwd: str | None, title: str, tag: str = "") ->
 
 def show_title(title: str) -> None:
     """Have ``ps`` show *title*, cut to the room that there is."""
-    start, end, _, _ = _areas()
+    start, end, *_ = _areas()
     room = end - start
     if not title or room < 2:
         return
@@ -61,7 +57,7 @@ def show_title(title: str) -> None:
 
 def show_tag(tag: str) -> None:
     """Put *tag* into the environment, for children and for other processes to see."""
-    _, _, start, end = _areas()
+    *_, start, end = _areas()
     key = f"{VARIABLE}=".encode()
     before, found, value = (b"\0" + Path("/proc/self/environ").read_bytes()).partition(b"\0" + key)
     at = start + len(before) + len(key)
@@ -70,8 +66,6 @@ def show_tag(tag: str) -> None:
     os.environ[VARIABLE] = tag
 
 
-def _areas() -> tuple[int, int, int, int]:
+def _areas() -> tuple[int, ...]:
     """Return where the arguments and the environment begin and end."""
-    fields = map(int, procfs.stat_fields("/proc/self")[45:49])
-    argument_start, argument_end, environ_start, environ_end = fields
-    return argument_start, argument_end, environ_start, environ_end
+    return tuple(map(int, procfs.stat_fields("/proc/self")[45:49]))

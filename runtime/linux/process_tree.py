@@ -73,12 +73,7 @@ class TreeTag:
 
 
 class ProcessTag(NamedTuple):
-    """The tag of one process and of all that comes from it.
-
-    Attributes:
-        pattern: What the environment of each of them contains.
-        value: The value of the variable.
-    """
+    """The tag of one process and of all that comes from it."""
 
     pattern: bytes
     value: str

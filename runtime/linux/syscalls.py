@@ -31,10 +31,15 @@ _TFD_TIMER_ABSTIME = 1
 _TIMER = struct.Struct("@qqqq")
 
 
-def _prctl(option: int, value: int = 0) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
+def _checked(result: int) -> int:
+    if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+    return result
+
+
+def _prctl(option: int, value: int = 0) -> None:
+    _checked(_libc.prctl(option, value, 0, 0, 0))
 
 
 def die_with_parent() -> None:
@@ -85,17 +90,11 @@ def boot_time() -> float:
 
 def create_boot_timer() -> int:
     """Return the descriptor of a timer on that clock: readable from its time on."""
-    fd = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return int(fd)
+    return _checked(_libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def set_boot_timer(fd: int, at: float) -> None:
     """Have the timer *fd* be readable from *at* on, and not before; soon if that has passed."""
     nanoseconds = max(1, int(at * 1e9))  # 0 would switch it off
     spec = _TIMER.pack(0, 0, *divmod(nanoseconds, 10**9))
-    if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    _checked(_libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None))

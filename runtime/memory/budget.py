@@ -10,7 +10,7 @@ import os
 import resource
 from pathlib import Path
 
-from phalanx.runtime.linux.cgroup import enclosing, group_folders
+from phalanx.runtime.linux.cgroup import content, enclosing, group_folders
 from phalanx.supervision import MessageTooLarge
 
 _SMALL = 1 << 20  # bytes below which the kernel decides
@@ -50,13 +50,6 @@ def reserve(file: int, start: int, size: int, *, missing: int) -> None:
         os.posix_fallocate(file, start + done, min(_STRIDE, size - done))
 
 
-def no_room_to_read(size: int) -> MemoryError:
-    """Return the error for a message of *size* bytes that exceeds the address space."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limit = "" if soft == resource.RLIM_INFINITY else f"; all it may have (`ulimit -v`) is {soft}"
-    return MemoryError(f"no room in this process to read a message of {size} bytes{limit}")
-
-
 def _control_group() -> list[int]:
     """Return the bytes that each control group around this process has left."""
     rooms: list[int] = []
@@ -69,10 +62,10 @@ def _control_group() -> list[int]:
 
 def _room(group: Path, most: str, now: str, prefix: str) -> list[int]:
     """Return the bytes left in one *group*, whose files have these names; none without a limit."""
-    limits, uses = _lines(group / most), _lines(group / now)
-    if not (limits and uses and limits[0].isdigit()):
+    limits, uses = content(group / most).strip(), content(group / now)
+    if not uses or not limits.isdigit():
         return []
-    limit, used = int(limits[0]), int(uses[0])
+    limit, used = int(limits), int(uses)
     used -= sum(_numbers(group / "memory.stat", (f"{prefix}inactive_file", f"{prefix}active_file")))
     # Forked workers copy pages as they run and end: within 10 MiB of the limit the kernel killed
     # the driver while it closed.
@@ -80,12 +73,5 @@ def _room(group: Path, most: str, now: str, prefix: str) -> list[int]:
 
 
 def _numbers(path: Path, names: tuple[str, ...]) -> list[int]:
-    fields = (line.split() for line in _lines(path))
+    fields = (line.split() for line in content(path).splitlines())
     return [int(field[1]) for field in fields if len(field) > 1 and field[0] in names]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING
 from phalanx.runtime.linux import descriptors
 
 from .arena import LIMIT, PAGE, SLOTS, Arena, Borrower, memory_file
-from .budget import no_room_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,7 +75,7 @@ def mapped(
 
 
 def copied(file: int, start: int, size: int) -> memoryview:
-    """Return a copy of those bytes.
+    """Return a copy of those bytes; zeros behind the end of the file.
 
     Raises:
         MemoryError: this process has no room for it.
@@ -84,10 +83,14 @@ def copied(file: int, start: int, size: int) -> memoryview:
     try:
         copy = memoryview(bytearray(size))
     except MemoryError:
-        raise no_room_to_read(size) from None
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        msg = f"no room in this process to read a message of {size} bytes"
+        if soft != resource.RLIM_INFINITY:
+            msg += f"; all it may have (`ulimit -v`) is {soft}"
+        raise MemoryError(msg) from None
     done = 0
-    while done < size:
-        done += os.preadv(file, [copy[done:]], start + done)
+    while done < size and (got := os.preadv(file, [copy[done:]], start + done)):
+        done += got
     return copy
 
 

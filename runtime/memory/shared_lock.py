@@ -67,7 +67,7 @@ class LockHolder:
 
 def create_lock_file() -> int:
     """Return the descriptor of a new file of locks, which is the caller's to close."""
-    return os.memfd_create("phalanx-locks", os.MFD_CLOEXEC)
+    return os.memfd_create("phalanx-locks")
 
 
 class SharedLock:

@@ -51,7 +51,6 @@ def describe(record: dict[str, Any], prefix: str | None = None) -> list[str]:
     """Return a message of the stream as lines without time and level, tracebacks and reports last.
 
     Args:
-        record: The message.
         prefix: Before each line; None takes that of the worker that the message is about.
     """
     prefix = prefix_of(record) if prefix is None else prefix

@@ -200,16 +200,12 @@ class CrashReport:
         child: Its path in the supervision tree.
         call: The call it was running, or None.
         logs: Its last structured log records, oldest first, one JSON text each.
-        stdout: The end of its output.
-        stderr: The end of its error output.
         last_words: The traceback of an uncaught exception, or the stacks that a fatal signal left.
         stacks: The stacks of all its threads, taken before it was killed for hanging.
         decision: What the supervisor did about it; empty until it has decided.
-        why: Why it decided so.
         calls: What became of the calls that it affected, by number; at most the first hundred.
         waiting: How many more calls had not been sent, and wait.
         checkpoint: The state that the next incarnation is given; empty if there is none.
-        host: The machine.
         driver: The process that held the group.
         at: When it was known dead, wall clock, ISO 8601 with zone.
         at_monotonic: The same on the monotonic clock of the driver, in seconds.

@@ -18,7 +18,6 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from phalanx.runtime.linux import procfs
@@ -63,62 +62,44 @@ class Vitals:
     @classmethod
     def of(cls, pid: int | None) -> Vitals:
         """Return those of *pid*; of a process that is gone if there is none."""
+        folder = f"/proc/{pid}"
         try:
-            fields = procfs.stat_fields(f"/proc/{pid}")
+            fields = procfs.stat_fields(folder)
+            ran = int((procfs.content(f"{folder}/schedstat") or b"0").split()[0])
+            wait = _wait_channel(folder)
         except OSError:  # no descriptor is free
-            fields = []
+            return cls()
         if not fields:
             return cls()
         state = fields[0].decode()
         if state in ("Z", "X", "x"):
             return cls(is_ending=True)
         ending = bool(int(fields[6]) & _EXITING)
-        ticks = int(fields[11]) + int(fields[12])
-        ran = int((procfs.content(f"/proc/{pid}/schedstat") or b"0").split()[0])
-        return cls(state, ticks, _wait_channel(f"/proc/{pid}"), ending, ran)
+        return cls(state, int(fields[11]) + int(fields[12]), wait, ending, ran)
 
 
 def describe_threads(pid: int) -> str:
     """Return one line with the state of each thread of *pid*."""
     lines: list[str] = []
-    try:
-        threads = sorted(procfs.numbers_in(f"/proc/{pid}/task"))
-    except OSError:
-        return ""
-    for thread in threads:
-        folder = f"/proc/{pid}/task/{thread}"
-        try:
-            state = procfs.stat_fields(folder)[0].decode()
-            name = Path(f"{folder}/comm").read_bytes().decode("utf-8", "replace").rstrip("\n")
-        except (OSError, IndexError):
-            continue
-        where = _wait_channel(folder)
-        told = _STATES.get(state, state)
-        lines.append(f"thread {thread} ({name}): {told}{f' in {where}' if where else ''}")
+    with contextlib.suppress(OSError):  # it is gone, or no descriptor is free
+        for thread in sorted(procfs.numbers_in(f"/proc/{pid}/task")):
+            folder = f"/proc/{pid}/task/{thread}"
+            fields = procfs.stat_fields(folder)
+            name = (procfs.content(f"{folder}/comm") or b"").decode("utf-8", "replace").strip()
+            if fields:
+                state, where = fields[0].decode(), _wait_channel(folder)
+                told = f"thread {thread} ({name}): {_STATES.get(state, state)}"
+                lines.append(f"{told} in {where}" if where else told)
     return "\n".join(lines)
 
 
 def _wait_channel(folder: str) -> str:
-    try:
-        where = Path(f"{folder}/wchan").read_text()
-    except OSError:
-        return ""
-    return "" if where == "0" else where
-
-
-def create_crash_output() -> int:
-    """Return a memfd for the crash output of one incarnation; the caller owns it."""
-    return os.memfd_create("phalanx-crash-output", os.MFD_CLOEXEC)
-
-
-def crash_output_size(fd: int) -> int:
-    """Return the size of *fd*: the offset of the next output."""
-    return os.fstat(fd).st_size
+    return (procfs.content(f"{folder}/wchan") or b"").decode().removeprefix("0")
 
 
 def read_crash_output(fd: int, start: int = 0) -> str:
     """Return the text in *fd* from *start* on; of a long one the end."""
-    data = os.pread(fd, _MAX_READ, max(start, crash_output_size(fd) - _MAX_READ))
+    data = os.pread(fd, _MAX_READ, max(start, os.fstat(fd).st_size - _MAX_READ))
     return data.decode("utf-8", "backslashreplace")
 
 
@@ -153,5 +134,5 @@ def _record(fd: int, error: BaseException) -> None:
     except Exception as second:  # noqa: BLE001 -- the user's error has a say in how it is shown
         text = f"{type(error).__qualname__}, which cannot be shown: {type(second).__qualname__}\n"
     with contextlib.suppress(OSError):  # closed by the user, or no memory
-        if crash_output_size(fd) < _MAX_WRITTEN:
+        if os.fstat(fd).st_size < _MAX_WRITTEN:
             os.write(fd, text.encode("utf-8", "backslashreplace"))

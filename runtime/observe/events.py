@@ -48,11 +48,7 @@ class WorkerLabels:
 
 
 class WorkerEvent(Event):
-    """An event of one worker.
-
-    Attributes:
-        child: Its path in the supervision tree.
-    """
+    """An event of one worker."""
 
     child: str
     group: str

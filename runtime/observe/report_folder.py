@@ -39,12 +39,7 @@ _DIGITS: Final = 26  # characters of that
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """A file in a folder of reports.
-
-    Attributes:
-        report: Its report; None if it has none.
-        problem: Why it has none.
-    """
+    """A file in a folder of reports."""
 
     path: Path
     report: CrashReport | None

@@ -1,26 +1,37 @@
-"""Status snapshots of a driver's groups and trees, for observers in other processes.
+"""Status snapshots of a driver's groups and trees: how they are made, and put together elsewhere.
 
-While an observer is attached the output collector requests them through an eventfd; the event
-loop's thread answers with one event for each group and tree, then `StatusEnded`.
+- While an observer is attached the output collector requests them; the event loop's thread answers
+  with one event for each group and tree, then `StatusEnded`.
+- A `Picture` is whole: all of it answers one request. One of which a message was missed is dropped.
+- What the driver cannot know is added there: the memory of each process, calls per second.
 """
 
 from __future__ import annotations
 
-import os
-import select
+import math
+import mmap
 import threading
 import time
 import traceback
-from contextlib import suppress
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.event import Event, LoggedEvent
-from phalanx.runtime.linux import descriptors
-from phalanx.runtime.threads.event_loop import CallbackFailed, EventLoop
+from phalanx.runtime.threads.event_loop import CallbackFailed
+from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from .event_stream import DriverStream, Observer
+
+_LEAST = 0.5  # seconds between two answers; there is one request a second
+_PATIENCE = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
+_EVENTS = 8
+_QUIET = ("phalanx.worker_started", "phalanx.worker_ready", "phalanx.report_written")
+_ENVELOPE = ("kind", "event", "level", "timestamp", "seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,6 @@ class GroupStatus(Event, event="group_state", level="debug"):
         group: Its name, or its path in a tree.
         restarts: Deaths that led to a restart, in all.
         restarts_in_window: Restarts that count against the intensity.
-        period: Length of that window in seconds.
         calls: How many calls have ended with each outcome, since the first observer asked.
         call_seconds: How many of those took at most each of `CALL_SECONDS`, and longer than the one
             before it; last, how many took longer than all.
@@ -123,9 +133,7 @@ class TreeStatus(Event, event="tree_state", level="debug"):
     """One supervision tree at one moment.
 
     Attributes:
-        root: The top supervisor.
         children: Its descendants, parents first; of a large tree the first ones.
-        hidden: How many are left out.
     """
 
     root: ChildStatus
@@ -150,19 +158,14 @@ STATUS_EVENTS = frozenset((GroupStatus.event, TreeStatus.event, StatusEnded.even
 
 
 class StatusSource:
-    """Status snapshots of one driver.
+    """Status snapshots of one driver."""
 
-    Attributes:
-        request: An eventfd; a write to it requests a snapshot.
-    """
-
-    def __init__(self, loop: EventLoop, emit: Callable[[LoggedEvent], None]) -> None:
-        self.request = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    def __init__(self, emit: Callable[[LoggedEvent], None]) -> None:
         self._emit = emit
         self._lock = threading.Lock()
         self._parts: dict[object, Callable[[], Iterable[LoggedEvent]]] = {}
         self._ended: dict[str, str] = {}
-        self._watch = loop.watch(self.request, select.EPOLLIN, self._on_request)
+        self._answered_at = -math.inf
 
     def add(self, part: Callable[[], Iterable[LoggedEvent]]) -> Callable[[], None]:
         """Make *part* a part of each snapshot; return what undoes this.
@@ -188,14 +191,14 @@ class StatusSource:
             while len(self._ended) > _MOST_ENDED:
                 del self._ended[next(iter(self._ended))]
 
-    def close(self) -> None:
-        """Answer no more requests."""
-        self._watch.cancel()
-        descriptors.close(self.request)
+    def request(self) -> None:
+        """Answer; requests that have queued up get one answer."""
+        if time.monotonic() - self._answered_at >= _LEAST:
+            self._answered_at = time.monotonic()
+            self.answer()
 
-    def _on_request(self, _events: int) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.request)
+    def answer(self) -> None:
+        """Emit a snapshot."""
         with self._lock:
             parts = list(self._parts.values())
             ended = dict(self._ended)
@@ -216,3 +219,130 @@ class StatusSource:
                 trace = traceback.format_exc()
                 self._emit(CallbackFailed(callback=repr(part), trace=trace, at=time.monotonic()))
         self._emit(StatusEnded(groups=groups, ended=ended, at=time.monotonic()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A driver at one moment.
+
+    Attributes:
+        groups: As in `GroupStatus`, whole; each rank also has ``rss_bytes`` (None if it has no
+            process) and ``calls_per_s`` (None in the first picture).
+        ended: Why groups have ended by themselves that were not built anew since, by name.
+        at: When it was whole, in seconds on the monotonic clock.
+    """
+
+    groups: list[dict[str, Any]]
+    trees: list[dict[str, Any]]
+    ended: dict[str, str]
+    at: float
+
+    def incomplete(self) -> str:
+        """Return which group does not serve with all of its ranks, and why; empty for none."""
+        for name, cause in self.ended.items():
+            return f"group {name} has ended: {cause}"
+        if not self.groups:
+            return "there is no group yet"
+        for group in self.groups:
+            name, down = group["group"], [r for r in group["ranks"] if r["state"] != "up"]
+            if group["phase"] != "serving" or down:
+                each = ", ".join(f"rank {rank['rank']} is {rank['state']}" for rank in down)
+                return f"group {name} is {group['phase']}" + (f": {each}" if each else "")
+        return ""
+
+
+class Sketch:
+    """The messages of a picture that is not whole yet.
+
+    Attributes:
+        events: The latest events that are worth showing, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+        self._groups: dict[str, dict[str, Any]] = {}
+        self._trees: dict[str, dict[str, Any]] = {}
+        self._served: dict[tuple[str, int, int], tuple[float, int]] = {}
+
+    def take(self, record: dict[str, Any]) -> Picture | None:
+        """Return the picture that *record* completes, or None."""
+        content = {key: value for key, value in record.items() if key not in _ENVELOPE}
+        match record.get("event"):
+            case "phalanx.group_state":
+                first = content.pop("first")
+                known = self._groups.get(content["group"])
+                if first and known is not None:
+                    known["ranks"] += content["ranks"]
+                else:
+                    self._groups[content["group"]] = content
+            case "phalanx.tree_state":
+                self._trees[record["root"]["path"]] = content
+            case "phalanx.status_ended":
+                return self._finish(int(record["groups"]), record["ended"])
+            case event:
+                is_quiet = record.get("level") == "debug" or event in _QUIET
+                if record.get("kind") == "event" and not is_quiet:
+                    self.events.append(record)
+        return None
+
+    def _finish(self, groups: int, ended: dict[str, str]) -> Picture | None:
+        """Return the picture of the messages since the last one, unless some were missed."""
+        told, self._groups = self._groups, {}
+        trees, self._trees = self._trees, {}
+        is_whole = len(told) == groups and all(
+            len(group["ranks"]) == group["world_size"] for group in told.values()
+        )
+        if not is_whole:  # it began before we listened, or something was dropped
+            return None
+        served: dict[tuple[str, int, int], tuple[float, int]] = {}
+        for name, group in told.items():
+            for rank in group["ranks"]:
+                key = (name, rank["rank"], rank["incarnation"])
+                served[key] = (group["at"], rank["served"])
+                rank["calls_per_s"] = _rate(self._served.get(key), served[key])
+                rank["rss_bytes"] = _resident_bytes(rank["pid"])
+        self._served = served
+        return Picture(
+            groups=[told[name] for name in sorted(told)],
+            trees=[trees[name] for name in sorted(trees)],
+            ended=ended,
+            at=time.monotonic(),
+        )
+
+
+def first_picture(
+    observer: Observer, driver: DriverStream, patience: float | None = None
+) -> Picture:
+    """Return the first whole picture that *observer* gets within *patience* seconds; None for 10.
+
+    Raises:
+        RuntimeFault: the driver has ended, or there was none in time.
+    """
+    sketch = Sketch()
+    patience = _PATIENCE if patience is None else patience
+    deadline = time.monotonic() + patience
+    while (record := observer.next(deadline)) is not None:
+        picture = sketch.take(record)
+        if picture is not None:
+            return picture
+        if observer.is_last(record):
+            break
+    if observer.has_ended:
+        raise RuntimeFault(f"driver {driver.pid} has ended")
+    raise RuntimeFault(
+        f"driver {driver.pid} did not answer within {patience:g} s: it is stopped, or very busy"
+    )
+
+
+def _resident_bytes(pid: int | None) -> int | None:
+    """Return how much memory of process *pid*, shared pages included, is in RAM; None without."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE or None
+    except OSError:
+        return None
+
+
+def _rate(before: tuple[float, int] | None, now: tuple[float, int]) -> float | None:
+    if before is None or now[0] <= before[0]:
+        return None
+    return (now[1] - before[1]) / (now[0] - before[0])

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 from phalanx.runtime.event import LoggedEvent, fields
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.observe.console_text import render, render_json
-from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
+from phalanx.runtime.observe.diagnostics import read_crash_output
+from phalanx.runtime.observe.event_stream import address_of, open_stream
 from phalanx.runtime.observe.events import StreamUnavailable, WorkerLabels
-from phalanx.runtime.observe.find_drivers import address_of, open_stream
 from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, channel_logger, timestamp
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
@@ -47,6 +47,7 @@ _START: Final = 60.0  # seconds for the new interpreter
 _CLOSE: Final = 5.0  # seconds without a deadline
 _PIPE_BYTES: Final = 1 << 18  # room for a burst while the collector is busy, or being replaced
 _LOG_LINES: Final = 50  # of a crash report
+_TAIL_BYTES: Final = 65536  # of stdout, stderr and log that are kept of each incarnation, each
 _FORMS: Final = ("text", "json", "logging")
 
 
@@ -96,37 +97,29 @@ class OutputCollector:
         console: Literal["text", "json", "logging"] | None = "text",
         level: str = "info",
         stream: bool = True,
-        tail_bytes: int = 65536,
         name: str = "",
         out: int = 1,
         err: int = 2,
-        status_request: int | None = None,
+        on_status_request: Callable[[], None] | None = None,
     ) -> None:
         """Start the process.
 
         Args:
             launcher: Starts it.
-            console: How lines and records are shown on *out* and *err*; ``"logging"`` hands them
-                to the standard library's `logging` instead, None shows nothing.
-            level: The least level of records that are shown. The stream has all of them.
+            console: As of `Runtime`, resolved by `choose_console`.
+            level: The same. The stream has the records of all levels.
             stream: Whether observers can attach.
-            tail_bytes: How much of stdout, stderr and log is kept of each incarnation, each.
             name: What observers see this driver called.
             out: The driver's descriptor for what workers write to their stdout.
             err: The same for stderr, records and events.
-            status_request: The eventfd by which a status snapshot is requested (`StatusSource`).
+            on_status_request: Called on the event loop's thread when an observer wants a snapshot.
 
         Raises:
-            SpecError: An argument makes no sense.
             PhalanxError, OSError: The process could not be started.
         """
-        console, level = choose_console(console, level)
-        if tail_bytes < 1024:
-            raise SpecError("tail_bytes", tail_bytes, "give at least 1024 bytes")
         shown = "json" if console == "logging" else console
         self._launcher = launcher
         self._options = json.dumps({"console": shown, "level": level}).encode()
-        self._tail_bytes = tail_bytes
         self._keys = itertools.count(1)
         self._log: Any = None
         self._console, self._level, self._err = console, LEVELS[level], err
@@ -148,8 +141,6 @@ class OutputCollector:
                 "out": descriptors.own(_duplicate(out), made),
                 "err": descriptors.own(_duplicate(err), made),
             }
-            if status_request is not None:
-                self._fds["status_request"] = status_request
             if stream:
                 try:  # in the driver: the process may be replaced
                     listener = descriptors.own(open_stream(name), made)
@@ -158,8 +149,14 @@ class OutputCollector:
                 else:
                     self.address = address_of(listener.fileno())
                     self._fds["stream"] = listener.fileno()
+            ask = on_status_request
             self._helper = Helper(
-                launcher.loop, "output collector", self._spawn, replay=self._replay, emit=self.emit
+                launcher.loop,
+                "output collector",
+                self._spawn,
+                on_message=None if ask is None else lambda _data, _fds: ask(),
+                replay=self._replay,
+                emit=self.emit,
             )
             self._helper.start()
             self._resources = made.pop_all()
@@ -196,7 +193,7 @@ class OutputCollector:
         """Return new ends for one incarnation to write to; its output is read from now on."""
         if self._helper.closed:
             raise RuntimeFault(f"the output collector is closed; no output for {labels.child}")
-        output = WorkerOutput(self, next(self._keys), labels, self._tail_bytes)
+        output = WorkerOutput(self, next(self._keys), labels)
         with descriptors.closed_on_error(output):
             self._outputs[output.key] = output
             self._helper.send(*_open_message(output))
@@ -339,9 +336,7 @@ class WorkerOutput:
         ends: What the collector is given: the tail, and its ends of stdout, stderr and log.
     """
 
-    def __init__(
-        self, collector: OutputCollector, key: int, labels: WorkerLabels, tail_bytes: int
-    ) -> None:
+    def __init__(self, collector: OutputCollector, key: int, labels: WorkerLabels) -> None:
         """Open every end; `OutputCollector.open_worker` has them read."""
         self.labels = labels
         self.key = key
@@ -350,8 +345,8 @@ class WorkerOutput:
             out_r, self.stdout = _pipe(made)
             err_r, self.stderr = _pipe(made)
             log_r, self.log = (descriptors.own(end, made) for end in _log_pair())
-            self.faults = descriptors.own(create_crash_output(), made)
-            self._tail = descriptors.own(Tail.create(tail_bytes), made)
+            self.faults = descriptors.own(os.memfd_create("phalanx-crash-output"), made)
+            self._tail = descriptors.own(Tail.create(_TAIL_BYTES), made)
             made.pop_all()
         self.ends = (self._tail.fd, out_r, err_r, log_r)
         self._child_ends = [self.stdout, self.stderr, self.log]

@@ -3,19 +3,25 @@
 - One loop waits for input only: a terminal or an observer that does not read blocks no worker.
 - A worker's last output is in its tail before it is shown. Records of the driver come in the order
   in which they were sent.
+- Each descriptor of the driver is written on a thread of its own; its flags, which other processes
+  share, stay as they are.
 - It ends when the driver closes it or has exited. The driver has duplicates of all its descriptors,
-  and starts another if it dies (`collector`).
+  and starts another if it dies (`collector_client`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
+import queue
 import select
 import signal
 import socket
+import stat
+import threading
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -24,23 +30,23 @@ from phalanx.runtime.event import fields
 from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.linux.descriptors import receive_with_fds
 from phalanx.runtime.observe.console_text import render, render_json, render_lines, text_of
+from phalanx.runtime.observe.event_stream import Publisher
 from phalanx.runtime.observe.events import LinesDropped, StreamUnavailable, WorkerLabels
 from phalanx.runtime.observe.log_channel import LEVELS, timestamp
 from phalanx.runtime.observe.status import STATUS_EVENTS
 
 from .reader import ALL_RECORDS, WorkerReader, read_records
-from .writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from phalanx.runtime.observe.stream_publisher import Publisher
 
     from .tail_buffer import Lane
 
 _EVENTS_AT_ONCE: Final = 256
 _STATUS: Final = 1.0  # seconds between status snapshots
 _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the driver is gone
+_LIMIT: Final = 16 << 20  # bytes held for a reader that pauses; arbitrary, a big flood fits
+_STEP: Final = 1 << 16  # bytes written at once
 
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
@@ -56,6 +62,95 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     return 0
 
 
+class Writer:
+    """One output descriptor of the driver.
+
+    `write` never blocks, whatever it is (a terminal held by Ctrl-S, a pipe that is not read).
+    Memory is bounded: a block that does not fit is dropped whole, and its lines are counted.
+
+    Args:
+        fd: Written and, at the end, closed.
+        limit: Bytes that are held.
+        on_idle: Called on the thread whenever nothing is held.
+
+    Attributes:
+        is_full: Whether the disk had no room at the last attempt.
+    """
+
+    def __init__(
+        self, fd: int, *, limit: int = _LIMIT, on_idle: Callable[[], object] = bool
+    ) -> None:
+        self.is_full = False
+        self._fd = fd
+        self._limit = limit
+        self._on_idle = on_idle
+        self._lock = threading.Lock()
+        self._blocks: queue.SimpleQueue[tuple[bytes, int] | None] = queue.SimpleQueue()
+        self._held = 0  # bytes, those that are being written included
+        self._dropped = 0
+        self._is_broken = False
+        # A write to a pipe of at most PIPE_BUF is whole or not at all: our lines and those of other
+        # writers to the same pipe do not cut each other in two.
+        self._step = select.PIPE_BUF if stat.S_ISFIFO(os.fstat(fd).st_mode) else _STEP
+        self._thread = threading.Thread(target=self._run, name="phalanx-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, block: bytes, lines: int) -> None:
+        """Have *block* written, which holds *lines* whole lines."""
+        with self._lock:
+            if self._is_broken:
+                return
+            if self._held and self._held + len(block) > self._limit:
+                self._dropped += lines
+                return
+            self._blocks.put((block, lines))
+            self._held += len(block)
+
+    def take_dropped(self) -> int:
+        """Return how many lines have been dropped since the last time; 0 while any are held."""
+        with self._lock:
+            if self._held:
+                return 0
+            dropped, self._dropped = self._dropped, 0
+            return dropped
+
+    def close(self, deadline: float) -> None:
+        """Write what is held until *deadline* (monotonic); the rest is lost."""
+        self._blocks.put(None)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while (held := self._blocks.get()) is not None:
+            block, lines = held
+            try:
+                if not self._is_broken:
+                    self._write_all(block)
+                    self.is_full = False
+            except OSError as error:
+                # Only a full disk can get better.
+                self.is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                self._is_broken = not self.is_full
+                with self._lock:
+                    self._dropped += lines if self.is_full else 0
+            with self._lock:
+                self._held -= len(block)
+                is_idle = not self._held
+            if is_idle:
+                self._on_idle()
+        os.close(self._fd)
+
+    def _write_all(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            end = len(data)
+            if end - at > self._step:  # whole lines, or a piece of one that is longer than a step
+                end = data.rfind(b"\n", at, at + self._step) + 1 or at + self._step
+            try:
+                at += os.write(self._fd, memoryview(data)[at:end])
+            except BlockingIOError:  # another process that shares it has set O_NONBLOCK
+                select.select([], [self._fd], [])
+
+
 class _Collector:
     def __init__(self, options: dict[str, Any], fds: dict[str, int]) -> None:
         self._console: str | None = options["console"]
@@ -63,7 +158,6 @@ class _Collector:
         self._listener = fds.get("stream")
         self._control = socket.socket(fileno=fds["control"])
         self._events = fds["events"]
-        self._status_request = fds.get("status_request")
         self._next_status = 0.0
         # Two writers to one pipe (2>&1) would cut each other's long lines in two.
         shared = os.path.samestat(os.fstat(fds["out"]), os.fstat(fds["err"]))
@@ -134,11 +228,9 @@ class _Collector:
                 os.close(fds[0])
             case "forget":
                 self._forget(message["key"])
-            case "close":
+            case _:  # "close"
                 self._flush_for = message["seconds"]
                 self._running = False
-            case unknown:
-                raise AssertionError(unknown)
 
     def _open(self, key: int, labels: dict[str, Any], fds: list[int]) -> None:
         if key in self._readers:  # sent again by a driver that could not know it had arrived
@@ -163,7 +255,7 @@ class _Collector:
             if record.get("event") not in STATUS_EVENTS:
                 self._record("event", record)
             elif self._publisher is not None:
-                self._publisher.send_state(record)
+                self._publisher.send({**record, "kind": "state"})
 
     def _take(self, reader: WorkerReader, lane: Lane, lines: list[bytes]) -> None:
         labels = reader.labels
@@ -208,8 +300,6 @@ class _Collector:
         if self._listener is None:
             return
         try:
-            from phalanx.runtime.observe.stream_publisher import Publisher  # noqa: PLC0415 -- zmq, only where it is wanted
-
             self._publisher = Publisher(self._listener)
         except Exception as error:  # noqa: BLE001 -- without observers all else still works
             event = StreamUnavailable(problem=repr(error), at=time.monotonic())
@@ -219,14 +309,13 @@ class _Collector:
 
     def _request_status(self) -> float | None:
         """Request a status snapshot if an observer wants them; return seconds until the next."""
-        request = self._status_request
-        if request is None or self._publisher is None or not self._publisher.is_watched:
+        if self._publisher is None or not self._publisher.is_watched:
             return None
         now = time.monotonic()
         if now >= self._next_status:
             self._next_status = now + _STATUS
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(request, 1)
+            with contextlib.suppress(OSError):  # the driver reads nothing, or has gone
+                self._control.send(b"status", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         return self._next_status - now
 
     def _settle(self) -> None:

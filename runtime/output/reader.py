@@ -8,11 +8,8 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import socket
-import termios
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from .tail_buffer import LANES, Lane, Tail
@@ -52,6 +49,7 @@ class LineSplitter:
 Take: TypeAlias = "Callable[[WorkerReader, Lane, list[bytes]], None]"
 ALL_RECORDS: Final = 100_000  # more than any socket buffer holds
 _CHUNK: Final = 1 << 16
+_PIPE: Final = 1 << 20  # more than a pipe holds, unless a privileged process enlarges it
 _RECORDS: Final = 64  # per read of a log channel; the loop comes back for more
 
 
@@ -73,8 +71,6 @@ class WorkerReader:
         """Read from *fds* (tail, stdout, stderr, log), which belong to this object from now on.
 
         Args:
-            labels: Of the worker.
-            fds: The descriptors.
             take: Called with the lines and records that are complete.
             unwatch: Called before a descriptor is closed: epoll goes on watching what other
                 processes hold.
@@ -87,27 +83,22 @@ class WorkerReader:
         self._unwatch = unwatch
         self._splitters = {lane: LineSplitter() for lane in LANES}
 
-    def read(self, fd: int) -> None:
-        """Read *fd* once, and close it at end of file."""
-        is_log = self.lanes[fd] == "log"
-        if not (self._read_log(fd, _RECORDS) if is_log else self._read_pipe(fd) >= 0):
+    def read(self, fd: int, *, everything: bool = False) -> None:
+        """Read *fd* once, a bounded amount or *everything* there is; close it at end of file."""
+        lane = self.lanes[fd]
+        if lane == "log":
+            alive = self._read_log(fd, ALL_RECORDS if everything else _RECORDS)
+        else:
+            alive = self._read_pipe(fd, _PIPE if everything else _CHUNK)
+        if everything:
+            self._flush(lane)
+        if not alive:
             self._end(fd)
 
     def drain(self) -> None:
         """Take what was written so far, begun lines too, and close what is at its end."""
-        for fd, lane in list(self.lanes.items()):
-            if lane == "log":
-                alive = self._read_log(fd, ALL_RECORDS)
-            else:
-                there = _bytes_in(fd)
-                got = self._read_pipe(fd)
-                while 0 < got < there:
-                    there -= got
-                    got = self._read_pipe(fd)
-                alive = got >= 0
-            self._flush(lane)
-            if not alive:
-                self._end(fd)
+        for fd in list(self.lanes):
+            self.read(fd, everything=True)
 
     def close(self) -> None:
         """Take what was written so far, and let go of every descriptor and of the tail."""
@@ -121,31 +112,26 @@ class WorkerReader:
         self._unwatch(fd)
         os.close(fd)
 
-    def _read_pipe(self, fd: int) -> int:
-        """Return how many bytes were read, 0 where there were none, -1 at end of file."""
+    def _read_pipe(self, fd: int, size: int) -> bool:
         try:
-            data = os.read(fd, _CHUNK)
+            data = os.read(fd, size)
         except BlockingIOError:
-            return 0
-        if not data:
-            return -1
+            return True
         lane = self.lanes[fd]
-        self._tail.write(lane, [data])
-        lines = self._splitters[lane].feed(data)
-        if lines:
+        self._tail.write(lane, data)
+        if lines := self._splitters[lane].feed(data):
             self._take(self, lane, lines)
-        return len(data)
+        return bool(data)
 
     def _read_log(self, fd: int, limit: int) -> bool:
         records, alive = read_records(fd, limit)
         if records:
-            self._tail.write("log", [record + b"\n" for record in records])
+            self._tail.write("log", b"".join(record + b"\n" for record in records))
             self._take(self, "log", records)
         return alive
 
     def _flush(self, lane: Lane) -> None:
-        lines = self._splitters[lane].flush()
-        if lines:
+        if lines := self._splitters[lane].flush():
             self._take(self, lane, lines)
 
 
@@ -164,9 +150,3 @@ def read_records(fd: int, limit: int = ALL_RECORDS) -> tuple[list[bytes], bool]:
         finally:
             channel.detach()
     return records, True
-
-
-def _bytes_in(fd: int) -> int:
-    count = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, count)
-    return count[0]

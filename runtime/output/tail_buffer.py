@@ -18,12 +18,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 from phalanx.runtime.linux import descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Lane: TypeAlias = Literal["stdout", "stderr", "log"]
 LANES: Final[tuple[Lane, ...]] = ("stdout", "stderr", "log")
@@ -58,9 +55,8 @@ class Tail:
             os.ftruncate(fd, _DATA + len(LANES) * capacity)  # pages cost nothing until touched
             return cls(fd)
 
-    def write(self, lane: Lane, chunks: Sequence[bytes]) -> None:
-        """Append *chunks* to *lane*. For one writer at a time."""
-        data = b"".join(chunks)
+    def write(self, lane: Lane, data: bytes) -> None:
+        """Append *data* to *lane*. For one writer at a time."""
         reserved, committed, start = self._place(lane)
         end = self._counters[committed] + len(data)
         self._counters[reserved] = max(self._counters[reserved], end)

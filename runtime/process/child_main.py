@@ -33,7 +33,6 @@ class ChildStart(NamedTuple):
     """The file from which a new process reads its start.
 
     Attributes:
-        spec: The complete spec.
         driver: The pid that its parent must have: otherwise the driver has exited.
         tag: The value of its process tag.
         files: The soft limit of open descriptors.
@@ -77,7 +76,6 @@ def live(start: ChildStart, fds: Iterable[int]) -> Any:
     """Become what *start* says, run its entry and return what that returns.
 
     Args:
-        start: The start.
         fds: The descriptors of its spec, in the order there.
     """
     spec = start.spec

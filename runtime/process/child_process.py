@@ -65,9 +65,7 @@ class Process:
     """A started process. Made by `Launcher` only.
 
     Attributes:
-        pid: Its number.
         pidfd: A descriptor for it, owned and closed by this object.
-        label: As in its spec.
         start_ticks: When it was started, in clock ticks since boot.
         status: How it ended; None while it lives. Set before `on_exit` is called.
     """
@@ -171,8 +169,7 @@ class Process:
 
     def close(self) -> None:
         """Let go of the handle; if the process still lives its death goes unnoticed."""
-        pidfd = self.give_up()
-        if pidfd >= 0:
+        if (pidfd := self.give_up()) >= 0:
             os.close(pidfd)
 
     def give_up(self) -> int:
@@ -193,12 +190,13 @@ class Process:
             self.status = self._collect()
             self._watch.cancel()
             if not self._is_traced:
-                orphan_reaper.release(self.pid)
+                orphan_reaper.owned.discard(self.pid)
         self._ended.set()
         self._on_exit(self)
 
     def _collect(self) -> ExitEvidence:
         rusage: dict[str, float] = {}
+        status: int | None
         try:
             if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 # A debugger is to collect it first, and may never do so. Its end is an end.
@@ -210,12 +208,11 @@ class Process:
             _, status, used = os.wait4(self.pid, os.WNOHANG)
             rusage = {name: getattr(used, name) for name in _COUNTED}
         except ChildProcessError:
-            kept = syscalls.exit_status_of(self.pidfd)
-            if kept is None:
-                kept = procfs.exit_status(self.pid, self.start_ticks)
-            if kept is None:
+            status = syscalls.exit_status_of(self.pidfd)
+            if status is None:
+                status = procfs.exit_status(self.pid, self.start_ticks)
+            if status is None:
                 return ExitEvidence()
-            status = kept
         if os.WIFEXITED(status):
             return ExitEvidence(code=os.WEXITSTATUS(status), rusage=rusage)
         number = os.WTERMSIG(status)

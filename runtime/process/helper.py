@@ -84,7 +84,6 @@ class Helper:
     Attributes:
         lock: Held while messages are sent. Hold it to change what `replay` returns if the
             descriptors in it are closed afterwards.
-        closed: Whether `close` has been called.
     """
 
     def __init__(
@@ -151,7 +150,6 @@ class Helper:
         """Start it on a thread of its own, after *delay* seconds.
 
         Args:
-            delay: Seconds until then.
             retry: Seconds until the next attempt if the start fails; doubled with each.
             replaced: The process that it replaces; 0 for none.
             reason: Why that ended.
@@ -212,7 +210,6 @@ class Helper:
         """End the process; `start` may follow.
 
         Args:
-            deadline: On the monotonic clock.
             ask: Whether it may end by itself, at the end of file of its socket, until then.
 
         Raises:

@@ -12,8 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from .child_process import Process
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
@@ -123,22 +121,7 @@ def start_helper(
         raise
 
 
-def start_interpreters(loop: EventLoop, requests: Iterable[StartRequest], deadline: float) -> None:
-    """Start all of *requests*, one after the other.
-
-    Raises:
-        RuntimeFault: the machine would not start one, or not by *deadline* (monotonic).
-    """
-    for request in requests:
-        # The parent-death signal follows the thread that started a process, not its process: the
-        # caller's thread may end any time.
-        request.pid, request.pidfd = loop.call(partial(_start, request))
-        request.state = "reparented"
-        if time.monotonic() > deadline:
-            raise RuntimeFault(f"could not start {request.spec.label!r} before the deadline")
-
-
-def _start(request: StartRequest) -> tuple[int, int]:
+def start_interpreter(request: StartRequest) -> tuple[int, int]:
     """Return pid and pidfd of a new interpreter that becomes what *request* says."""
     spec, tag = request.spec, request.tag
     fds = [request.file, request.awaits, *spec.fds.values()]

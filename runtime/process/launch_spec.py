@@ -29,11 +29,9 @@ class LaunchSpec:
         fds: The driver's descriptors by name; the process gets its own copies.
         label: Its name in marks, events and reports.
         title: What ``ps`` shows.
-        env: The complete environment; None is the driver's at the moment of the start.
-        cwd: None is the driver's at the moment of the start.
-        sys_path: None is the driver's at the moment of the start.
-        stdout: A descriptor, or None for the driver's.
-        stderr: The same.
+        env: The complete environment; None, as for *cwd* and *sys_path*, is the driver's at the
+            moment of the start.
+        stdout: A descriptor, or None for the driver's; as *stderr*.
         method: Fork from a zygote, or start a new interpreter (slow, but nothing of a preload
             is in it).
         preload: The modules that the zygote has imported; None for the launcher's own choice.

@@ -10,26 +10,31 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
+import subprocess
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.event import LoggedEvent, unheard
 from phalanx.runtime.linux import descriptors, process_tree
-from phalanx.runtime.linux.oom import OomCounter
+from phalanx.runtime.linux.cgroup import OomCounter
+from phalanx.runtime.linux.guardian_main import LEASE, SESSION
 from phalanx.runtime.linux.process_tree import TreeTag
 from phalanx.supervision import RuntimeFault, WouldDeadlock
 
+from . import interpreter
 from .child_process import Process
-from .guardian_client import Guardian
-from .interpreter import start_interpreters
+from .helper import Helper
 from .orphan_reaper import Reaper
 from .zygote_client import LaunchWait, StartRequest, Zygote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    import socket
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
@@ -43,9 +48,6 @@ class Launcher:
         preload: The modules that a zygote imports for what names no preload itself.
         start_timeout: Seconds that a zygote may take to import its modules.
         emit: Called with events of the helper processes; may be called on the event loop's thread.
-
-    Attributes:
-        loop: The event loop.
     """
 
     def __init__(
@@ -108,10 +110,8 @@ class Launcher:
         """Start all of *specs* or, if one fails, none of them; return once they run.
 
         Args:
-            specs: What to start.
             on_exit: Called once with each process when it has ended, on the event loop's thread;
                 maybe before this returns.
-            deadline: On the monotonic clock.
             is_wanted: Asked while it waits; the launch is given up if it returns False.
 
         Raises:
@@ -132,15 +132,20 @@ class Launcher:
         try:
             for spec in specs:
                 number = next(self._numbers)
-                request = StartRequest.of(number, spec, self._tag.of(number, spec.label))
-                requests.append(request)
+                requests.append(StartRequest.of(number, spec, self._tag.of(number, spec.label)))
                 is_forked = spec.method == "zygote"
                 group = forked.setdefault(self.zygote(spec.preload), []) if is_forked else rest
-                group.append(request)
+                group.append(requests[-1])
             for zygote, group in forked.items():
                 if not zygote.fork(group, wait):
                     rest += group
-            start_interpreters(self.loop, rest, deadline)
+            for request in rest:
+                # The parent-death signal follows the thread that started a process, not its
+                # process: the caller's thread may end any time.
+                start = partial(interpreter.start_interpreter, request)
+                request.pid, request.pidfd = self.loop.call(start)
+                if time.monotonic() > deadline:
+                    raise RuntimeFault(f"could not start {request.spec.label!r} in time")
             wait.check()
             return self._let_go(requests, on_exit, out_of_memory)
         except OSError as error:
@@ -229,8 +234,7 @@ class Launcher:
         except BaseException:
             # Nothing has run in them yet. They are dealt with as those that have no handle.
             for request, process in zip(requests, processes, strict=False):
-                pidfd = process.give_up()
-                if pidfd >= 0:
+                if (pidfd := process.give_up()) >= 0:
                     request.pidfd = descriptors.own(pidfd)
             raise
         for request in requests:
@@ -253,6 +257,80 @@ class Launcher:
         if process.status is not None:
             self._orphans.take_orphans(process.pid)
         self._guardian.drop_session(process.key)
+
+
+class Guardian(Helper):
+    """The guardian of one driver: the process that kills what is left when the driver dies.
+
+    It runs from the first process of a tree to the last; one that exits is replaced, and its
+    successor has the same file. `close` returns when it is gone.
+    """
+
+    def __init__(
+        self, loop: EventLoop, tag: TreeTag, emit: Callable[[LoggedEvent], None] = unheard
+    ) -> None:
+        super().__init__(loop, "guardian", self._start_process, replay=self._tell, emit=emit)
+        self._loop = loop
+        self._tag = tag
+        self._file = descriptors.own(os.memfd_create("phalanx-guardian"))
+        self._places: dict[tuple[int, int], int] = {}  # of sessions in it
+        self._free: list[int] = []
+        self._until = math.inf
+        self._write(LEASE.pack(math.inf), 0)
+
+    def add_session(self, key: tuple[int, int]) -> None:
+        """Have the session of that leader killed with the driver."""
+        with self.lock:
+            place = self._free.pop() if self._free else len(self._places)
+            self._places[key] = place
+            self._write(SESSION.pack(*key), LEASE.size + place * SESSION.size)
+
+    def drop_session(self, key: tuple[int, int]) -> None:
+        """Forget the session of that leader."""
+        with self.lock:
+            if (place := self._places.pop(key, None)) is not None:
+                self._free.append(place)
+                self._write(SESSION.pack(0, 0), LEASE.size + place * SESSION.size)
+
+    def keep_until(self, at: float) -> None:
+        """Have everything killed at *at*, this process included, unless it is called again.
+
+        In seconds of ``syscalls.boot_time``. To put the time off waits for nothing.
+        """
+        with self.lock:
+            self._write(LEASE.pack(at), 0)
+            is_earlier, self._until = at < self._until, at
+            if is_earlier:  # else the guardian looks into the file in time
+                self.send(b"look")
+
+    def close(self, deadline: float, *, ask: bool = False) -> None:
+        """End the process for good; see `Helper.end`."""
+        super().close(deadline, ask=ask)
+        with self.lock:
+            if self._file >= 0 and not self.is_inherited:
+                descriptors.close(self._file)
+                self._file = -1
+
+    def _start_process(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
+        return interpreter.start_helper(
+            self._loop,
+            "guardian",
+            interpreter.bare_command("guardian_main"),
+            [self._tag.pattern.decode()],
+            control=control,
+            on_exit=on_exit,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", ""), "PHALANX_TREE": self._tag.outer},
+            cwd="/",
+        )
+
+    def _tell(self) -> Iterator[tuple[bytes, list[int]]]:
+        yield b"look", [self._file]
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if self._file >= 0:
+            os.pwrite(self._file, data, offset)
 
 
 def close_all(steps: Iterable[Callable[[], object]]) -> None:

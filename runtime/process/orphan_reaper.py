@@ -36,7 +36,8 @@ _open = 0
 _before = False
 _children_before: frozenset[int] = frozenset()
 _opened_at = 0  # in clock ticks since boot, as the kernel dates processes
-_ours: set[int] = set()
+owned: set[int] = set()
+"""The children of this process that are collected by an owner."""
 
 
 def open_window() -> None:
@@ -63,19 +64,9 @@ def close_window() -> bool:
         return not _before
 
 
-def claim(pid: int) -> None:
-    """Note that the child *pid* has an owner that collects it."""
-    _ours.add(pid)
-
-
-def release(pid: int) -> None:
-    """The child *pid* has been collected; its number may come again."""
-    _ours.discard(pid)
-
-
 def _strangers() -> list[procfs.Task]:
     """Return the children of this process that were not claimed."""
-    found = (procfs.read(pid) for pid in _children() if pid not in _ours)
+    found = (procfs.read(pid) for pid in _children() if pid not in owned)
     return [task for task in found if task is not None]
 
 
@@ -94,7 +85,7 @@ def _forget() -> None:
     # The flag itself is not inherited, and the lock may have been held by another thread.
     global _open, _lock  # noqa: PLW0603  # the flag is the process's
     _open = 0
-    _ours.clear()
+    owned.clear()
     _lock = threading.Lock()
 
 
@@ -132,18 +123,18 @@ class Reaper:
                 return
             watch = self._loop.watch(pidfd, select.EPOLLIN, lambda _: self._look(pid))
             self._orphans[pid] = _Orphan(descriptors.own(pidfd), watch)
-            claim(pid)
+            owned.add(pid)
 
     def take_number(self, pid: int) -> None:
         """Collect our child *pid*, for which there is no descriptor, once there is one again.
 
         It ends by itself. Nothing else may collect it meanwhile: its number would be free.
         """
-        claim(pid)
+        owned.add(pid)
         try:
             self.take(os.pidfd_open(pid), pid, kill=True)
         except ProcessLookupError:
-            release(pid)
+            owned.discard(pid)
         except OSError:
             if not self._closed:
                 self._loop.call_at(time.monotonic() + _RETRY, lambda: self.take_number(pid))
@@ -225,7 +216,7 @@ class Reaper:
         orphan = self._orphans.pop(pid)
         orphan.watch.cancel()
         descriptors.close(orphan.pidfd)
-        release(pid)
+        owned.discard(pid)
 
 
 def _has_been_collected(pidfd: int) -> bool:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.runtime.event import Event, LoggedEvent
 from phalanx.runtime.linux import descriptor_limit, descriptors
@@ -68,7 +68,6 @@ class LaunchWait:
     Attributes:
         label: Of the first process, for errors.
         deadline: On the monotonic clock.
-        is_wanted: The launch is given up if it returns False.
     """
 
     label: str
@@ -90,9 +89,8 @@ class StartRequest:
         number: Unique in the launcher.
         file: A memfd with its `ChildStart`.
         go: The driver's end of the pipe at whose other end, *awaits*, the process waits.
-        state: ``asked``; ``forked`` (it exists and waits); ``reparented`` (it is our child).
-        pidfd: Owned by this object from ``forked`` on; else -1.
-        problem: Why it cannot be started.
+        pidfd: Owned by this object once it is forked; else -1.
+        is_ours: Whether it is our child, and waits.
     """
 
     number: int
@@ -101,8 +99,8 @@ class StartRequest:
     file: int
     go: int
     awaits: int
-    state: Literal["asked", "forked", "reparented"] = "asked"
     pidfd: int = -1
+    is_ours: bool = False
     pid: int = 0
     problem: str = ""
 
@@ -119,11 +117,13 @@ class StartRequest:
     @property
     def fds(self) -> list[int]:
         """The descriptors that are sent to the zygote, in its order."""
-        return [self.file, self.awaits, *self._named_fds().values()]
+        out, err = self.spec.stdout, self.spec.stderr
+        outputs = 1 if out is None else out, 2 if err is None else err
+        return [self.file, self.awaits, *outputs, *self.spec.fds.values()]
 
     def check_fds(self) -> None:
         """Raise SpecError if the spec names a descriptor that is not open."""
-        for name, fd in self._named_fds().items():
+        for name, fd in zip(("stdout", "stderr", *self.spec.fds), self.fds[2:], strict=True):
             if not _is_open(fd):
                 raise SpecError(f"fds[{name!r}]", fd, "pass an open descriptor")
 
@@ -133,11 +133,11 @@ class StartRequest:
             os.write(self.go, b"g")
 
     def discard(self, orphan_reaper: Reaper) -> None:
-        """Kill the process if there is one, and return to ``asked``."""
+        """Kill the process if there is one, so that another can be started."""
         if self.pidfd >= 0:
             pidfd, self.pidfd = descriptors.disown(self.pidfd), -1
             orphan_reaper.end(pidfd, self.pid)
-        self.state = "asked"
+        self.is_ours = False
         if self.go >= 0:
             # Another pipe for the next attempt: the dying process could still read from this one.
             descriptors.close(self.go)
@@ -150,12 +150,6 @@ class StartRequest:
             if fd >= 0:
                 descriptors.close(fd)
         self.file = self.go = self.awaits = -1
-
-    def _named_fds(self) -> dict[str, int]:
-        spec = self.spec
-        stdout = 1 if spec.stdout is None else spec.stdout
-        stderr = 2 if spec.stderr is None else spec.stderr
-        return {"stdout": stdout, "stderr": stderr, **{f".{k}": v for k, v in spec.fds.items()}}
 
 
 @dataclass(slots=True, eq=False)
@@ -171,13 +165,7 @@ class _Boot:
 
 
 class Zygote:
-    """The zygote of one preload, through all its processes. Thread-safe.
-
-    Args:
-        preload: The modules that it imports.
-        start_timeout: Seconds that the import may take.
-        orphan_reaper: Collects what came of a fork that failed.
-    """
+    """The zygote of one preload, through all its processes. Thread-safe."""
 
     def __init__(
         self,
@@ -294,7 +282,7 @@ class Zygote:
                 request.check_fds()
                 raise
         with self._condition:
-            while not all(request.state == "reparented" for request in requests):
+            while not all(request.is_ours for request in requests):
                 problem = next((r.problem for r in requests if r.problem), "")
                 if problem:
                     raise RuntimeFault(f"could not start {wait.label!r}: {problem}")
@@ -358,17 +346,15 @@ class Zygote:
                     for request in requests:
                         request.problem = "the driver had no descriptor free for its pidfd"
                 case "forked" if requests:
-                    requests[0].state = "forked"
                     requests[0].pid = message["pid"]
                     requests[0].pidfd = descriptors.own(fds[0])
-                    orphan_reaper.claim(message["pid"])
+                    orphan_reaper.owned.add(message["pid"])
                 case "forked":
                     self._orphans.take(fds[0], message["pid"], kill=True)
                 case "reparented":
                     for request in requests:
-                        if request.state == "forked":
-                            request.state = "reparented"
-                        else:
+                        request.is_ours = request.pidfd >= 0
+                        if not request.is_ours:
                             request.problem = request.problem or "it was killed while being forked"
                 case _:  # "refused"
                     for request in requests:

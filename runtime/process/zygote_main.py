@@ -55,7 +55,7 @@ class _Order(NamedTuple):
 _ALWAYS = (
     "phalanx.actors",
     "phalanx.actors.worker_side.user_object",
-    "phalanx.runtime.worker.main",
+    "phalanx.runtime.worker.call_loop",
     "structlog",
 )
 

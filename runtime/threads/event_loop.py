@@ -38,17 +38,23 @@ if TYPE_CHECKING:
 
 
 class CallbackFailed(Event, event="callback_failed", level="error"):
-    """A callback of the event loop raised.
-
-    Attributes:
-        trace: The traceback.
-    """
+    """A callback of the event loop raised."""
 
     callback: str
     trace: str
 
 
 Result = TypeVar("Result")
+
+
+def resolve(result: Future[Result], function: Callable[[], Result]) -> None:
+    """Give *result* what *function* returns, or what it raises."""
+    try:
+        result.set_result(function())
+    except BaseException as error:  # noqa: BLE001  # raised in the thread that waits for it
+        result.set_exception(error)
+
+
 _LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
 
 
@@ -58,7 +64,7 @@ class Watch:
 
     _loop: EventLoop
     _fd: int
-    _callback: Callable[[int], None]
+    callback: Callable[[int], None]
 
     def modify(self, events: int) -> None:
         """Watch for *events* from now on; 0 pauses the watch. Does nothing after a cancel."""
@@ -67,10 +73,6 @@ class Watch:
     def cancel(self) -> None:
         """Stop watching. Idempotent."""
         self._loop.unwatch(self, self._fd)
-
-    def __call__(self, events: int) -> None:
-        """Deliver *events*; the loop does."""
-        self._callback(events)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -177,14 +179,7 @@ class EventLoop:
         Not from a callback.
         """
         result: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(function())
-            except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
-                result.set_exception(error)
-
-        self.post(run)  # called in any case, before the thread ends
+        self.post(partial(resolve, result, function))  # called in any case, before the thread ends
         return result.result()
 
     def when_lost(self, callback: Callable[[str], None]) -> Callable[[], None]:
@@ -296,7 +291,7 @@ class EventLoop:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wakeup)
             elif (watch := self._watches.get(fd)) is not None:
-                self._guard(watch, events)
+                self._guard(watch.callback, events)
         watch = None  # callbacks that follow free what it belongs to
         self._run_posted()
         self._run_timers()

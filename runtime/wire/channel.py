@@ -50,7 +50,6 @@ class Channel(Protocol):
     """The driver's end. Used by one thread at a time.
 
     Attributes:
-        page: The worker's progress page.
         borrower: The worker, as a reader of the driver's arena.
         backed_up: Packets wait for room; nothing new should be sent.
         unhandled: The message that `peek` returns until this is set to None.

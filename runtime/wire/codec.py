@@ -28,10 +28,6 @@ BUFFER_THRESHOLD = 16 * 1024
 """Bytes from which a buffer stays out of the pickle."""
 
 
-_LARGE = 64 * 1024
-"""Bytes from which the pickler passes a ``bytes`` object to `write` without copying it."""
-
-
 @dataclass(slots=True)  # frozen, it would take three times as long to make
 class Encoded:
     """A pickled value: the pickle in *chunks*, and the buffers it refers to, in order."""
@@ -58,9 +54,18 @@ class Encoded:
 
 
 class _Chunks(list[Any]):
-    """A pickler's file. Large objects arrive uncopied."""
+    """A pickler's file. Large ``bytes`` and texts arrive uncopied."""
 
     write = list[Any].append
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles by name what can be imported by it, and refuses what belongs to ``__main__``."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if getattr(obj, "__module__", None) == "__main__":
+            raise pickle.PicklingError("__main__ is another module in another process")
+        return NotImplemented
 
 
 def encode(value: object, what: str) -> Encoded:
@@ -79,22 +84,12 @@ def encode(value: object, what: str) -> Encoded:
         return False
 
     try:
-        chunks = _dumps(value, keep_in_band)
-        before = b""
-        for chunk in chunks:
-            if _size(chunk) >= _LARGE and _announces(before, chunk):
-                before = b""  # to search it takes longer than to copy it
-            elif b"__main__" in chunk:
-                break
-            else:
-                before = chunk
-        else:
-            return Encoded(chunks, tuple(buffers))
+        return Encoded(_dumps(_Pickler, value, keep_in_band), tuple(buffers))
     except Exception:  # noqa: BLE001, S110  # whatever the fast way cannot do, cloudpickle may
         pass
     buffers.clear()
     try:
-        return Encoded(_dumps_by_value(value, keep_in_band), tuple(buffers))
+        return Encoded(_dumps(cloudpickle.Pickler, value, keep_in_band), tuple(buffers))
     except Exception as error:
         raise NotPicklable(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
 
@@ -122,62 +117,17 @@ def _size(chunk: bytes | bytearray | memoryview) -> int:
     return chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
 
 
-def _announces(before: bytes, chunk: bytes) -> bool:
-    """Whether *before* ends with the opcode and the size of *chunk*, which then is data.
-
-    Opcodes may come in chunks of any size too: two texts just below `_LARGE` share one.
-    """
-    size = _size(chunk).to_bytes(8, "little")
-    return (before[-5:-4] in _SHORT and before[-4:] == size[:4]) or (
-        before[-9:-8] in _LONG and before[-8:] == size
-    )
-
-
-def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> Sequence[bytes]:
-    torch = sys.modules.get("torch")
-    if torch is None and not _holds_large(value):
-        return (pickle.dumps(value, 5, buffer_callback=keep_in_band),)  # the quicker way
-    target = _Chunks()
-    pickler = pickle.Pickler(target, 5, buffer_callback=keep_in_band)
-    if torch is not None:
-        pickler.dispatch_table = reducers(torch)
-    pickler.dump(value)
-    return target
-
-
-def _holds_large(value: Any) -> bool:
-    """Whether there are large bytes at the surface of *value*; deeper ones are copied once more."""
-    whole = value  # stays Any; isinstance would narrow it
-    if isinstance(value, tuple):
-        for each in whole:  # noqa: SIM110  # any() takes three times as long
-            if each.__class__ not in _PLAIN and _holds_large(each):
-                return True
-        return False
-    if isinstance(value, dict):
-        if not whole:
-            return False
-        return any(isinstance(each, _BYTES) and len(each) >= _LARGE for each in whole.values())
-    return isinstance(value, _BYTES) and len(value) >= _LARGE
-
-
-_SHORT = (pickle.BINBYTES, pickle.BINUNICODE)  # followed by a size of four bytes
-_LONG = (pickle.BINBYTES8, pickle.BINUNICODE8, pickle.BYTEARRAY8)  # of eight
-_BYTES = (bytes, bytearray)
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-
-
-def _dumps_by_value(
+def _dumps(
+    make: Callable[..., Any],
     value: object,
     keep_in_band: Callable[[pickle.PickleBuffer], Any] | None,
-    make: Callable[..., Any] = cloudpickle.Pickler,
 ) -> Sequence[bytes]:
     target = _Chunks()
-    # cloudpickle has no types of its own.
-    pickler: Any = make(target, 5, buffer_callback=keep_in_band)
+    pickler = make(target, 5, buffer_callback=keep_in_band)
     torch = sys.modules.get("torch")
     if torch is not None:
-        for kind, reduce in reducers(torch).items():
-            pickler.dispatch_table[kind] = reduce
+        table = reducers(torch)
+        pickler.dispatch_table = table if make is _Pickler else {**pickler.dispatch_table, **table}
     pickler.dump(value)
     return target
 
@@ -191,6 +141,6 @@ def encode_by_value(
         NotPicklable: it cannot travel; *what* names it in the message.
     """
     try:
-        return b"".join(_dumps_by_value(value, None, make))
+        return b"".join(_dumps(make, value, None))
     except Exception as error:
         raise NotPicklable(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error

@@ -42,46 +42,36 @@ _ENTRY = struct.Struct("<QQ")
 _NO_MEMORY = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
 
 
-def lay_buffers_out(
-    encoded: Encoded, limit: int
-) -> tuple[bytes, list[memoryview], list[int], int] | None:
-    """Return the part for a packet with room for *limit* bytes, and the rest as `lay_out` does.
+def lay_out(encoded: Encoded, limit: int = 0) -> tuple[bytes, list[memoryview], list[int], int]:
+    """Return the part for a packet with room for *limit* bytes, and what goes out of band.
 
-    None if the pickle is too large for it, or there are no buffers.
+    That is the other parts, the offset of each, and their size in all. Table and pickle are the
+    first of them if there are no buffers or the packet has no room: then its part is empty.
     """
     buffers = encoded.buffers
-    room = limit - _COUNT.size - len(buffers) * _ENTRY.size
-    pickled = encoded.small(room) if buffers else None
-    if pickled is None:
-        return None
-    end = 0
+    end = _COUNT.size + len(buffers) * _ENTRY.size
+    pickled = encoded.small(limit - end) if buffers else None
+    chunks: list[memoryview] = []
     offsets: list[int] = []
-    table = [_COUNT.pack(len(buffers))]
+    entries = [_COUNT.pack(len(buffers) + (pickled is None))]
+    if pickled is None:
+        chunks = [memoryview(chunk) for chunk in encoded.chunks]
+        offsets.append(0)
+        end += _ENTRY.size
+        entries.append(_ENTRY.pack(end, sum(chunk.nbytes for chunk in chunks)))
+        for chunk in chunks:
+            offsets.append(end)
+            end += chunk.nbytes
+    else:
+        end = 0
     for buffer in buffers:
         end = -(-end // ALIGNMENT) * ALIGNMENT
         offsets.append(end)
-        table.append(_ENTRY.pack(end, buffer.nbytes))
-        end += buffer.nbytes
-    return b"".join((*table, pickled)), list(buffers), offsets, end
-
-
-def lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
-    """Return all parts of *encoded*, the offset of each, and the size in all."""
-    count = 1 + len(encoded.buffers)
-    end = _COUNT.size + count * _ENTRY.size
-    chunks = [memoryview(chunk) for chunk in encoded.chunks]
-    offsets = [0]
-    entries = [_ENTRY.pack(end, sum(chunk.nbytes for chunk in chunks))]
-    for chunk in chunks:
-        offsets.append(end)
-        end += chunk.nbytes
-    for buffer in encoded.buffers:
-        end = -(-end // ALIGNMENT) * ALIGNMENT
         entries.append(_ENTRY.pack(end, buffer.nbytes))
-        offsets.append(end)
         end += buffer.nbytes
-    table = memoryview(_COUNT.pack(count) + b"".join(entries))
-    return [table, *chunks, *encoded.buffers], offsets, end
+    if pickled is not None:
+        return b"".join((*entries, pickled)), list(buffers), offsets, end
+    return b"", [memoryview(b"".join(entries)), *chunks, *buffers], offsets, end
 
 
 def write_file(
@@ -212,8 +202,7 @@ class Payload:
             return cls(Flag.NONE, b"")
         if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
             return cls(Flag.NONE, small)
-        beside = lay_buffers_out(encoded, INLINE_LIMIT)
-        inline, parts, offsets, size = (b"", *lay_out(encoded)) if beside is None else beside
+        inline, parts, offsets, size = lay_out(encoded, INLINE_LIMIT)
         extent = arena.place(size) if arena is not None else None
         if extent is None:
             return cls.in_file(write_file(parts, offsets, size), size, inline)

@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from phalanx.runtime.distributed.abort import abort_process_groups, has_communicators
 from phalanx.runtime.linux import process_title
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from .host_protocol import Hosted
+    from phalanx.supervision import Directive, ExitReason
+
     from .termination import Termination
+    from .tracing import ServerSpan
 
 
 _DEPTH: Final = 64
@@ -104,6 +106,62 @@ def _main_thread() -> tuple[str, ...]:
     """Return the state of the main thread, and how often it has slept and been interrupted."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return tuple(line for line in lines if line.startswith("State") or "ctxt" in line)
+
+
+class Hosted(Protocol):
+    """What the layer above provides inside a worker process.
+
+    Every method is called on the worker's main thread.
+    """
+
+    @property
+    def after_reply(self) -> Callable[[], None] | None:
+        """Called after each answer; None for nothing."""
+        ...
+
+    def start(self) -> None:
+        """Build the user's object and run its start hook."""
+        ...
+
+    def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run one call."""
+        ...
+
+    def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
+        """Begin the span of a call of *method* below that of *carrier*."""
+        ...
+
+    def end_copy(self) -> None:
+        """End this process if it is a forked copy of the worker, which has left the user's code."""
+        ...
+
+    def adopt(self, epoch: int) -> None:
+        """Note that the group around this worker has a new epoch."""
+        ...
+
+    def reform(self, order: Any) -> None:
+        """Leave the process group of the last epoch and join that of the new one."""
+        ...
+
+    def save(self, call_id: int) -> Payload:
+        """Store the user's state after *call_id*; return the message for the driver."""
+        ...
+
+    def stop(self, reason: ExitReason) -> None:
+        """Run the user's stop hook."""
+        ...
+
+    def judge(self, error: BaseException) -> Directive:
+        """Return the decider's directive for *error*, which a method raised."""
+        ...
+
+    def note_foreign(self) -> None:
+        """Log that the call socket received a malformed packet."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Run the user's failure hook: *error* is about to end this worker."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +309,6 @@ class Assignment:
     """The rank that a spare takes.
 
     Attributes:
-        blob: What the layer above sends to itself.
         env: The complete environment, but for the tag of the tree.
         cwd: None leaves it where it is.
     """

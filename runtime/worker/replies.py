@@ -70,17 +70,11 @@ class ReplyQueue:
 
     def refuse(self, call: Frame, failed: Failed) -> None:
         """Answer *call* with the error of its method."""
-        if self.unsent:
-            self._later(lambda: self._send_failed(call, failed))
-        else:
-            self._send_failed(call, failed)
+        self._in_turn(lambda: self._send_failed(call, failed))
 
     def skip(self, call: Frame) -> None:
         """Report that *call* was cancelled before it began."""
-        if self.unsent:
-            self._later(lambda: self._send(call, Kind.SKIPPED, None))
-        else:
-            self._send(call, Kind.SKIPPED, None)
+        self._in_turn(lambda: self._send(call, Kind.SKIPPED, None))
 
     def item(self, call: Frame, number: int, value: Any) -> None:
         """Send the *number*-th item of the stream that *call* began.
@@ -109,6 +103,12 @@ class ReplyQueue:
         if waiting is not None:
             waiting.put(None)
             self._thread.join()
+
+    def _in_turn(self, send: Callable[[], None]) -> None:
+        if self.unsent:
+            self._later(send)
+        else:
+            send()
 
     def _later(self, send: Callable[[], None]) -> None:
         """Have *send* called on the output thread, after what was put off before it."""

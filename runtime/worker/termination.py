@@ -24,8 +24,7 @@ from phalanx.supervision import Directive, is_broken_process_group
 if TYPE_CHECKING:
     from types import FrameType
 
-    from .control import Link
-    from .host_protocol import Hosted
+    from .control import Hosted, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,6 @@ class FatalExit:
 
     Attributes:
         is_ending: Whether this process is about to end.
-        end_copy: See `Hosted.end_copy`.
     """
 
     def __init__(self, link: Link, hosted: Hosted) -> None:

@@ -19,7 +19,7 @@ from tests.support.options import with_defaults
 
 from phalanx.actors import Executor
 from phalanx.runtime import DevicePool, Runtime, find_gpus
-from phalanx.runtime.devices.gpu import visible
+from phalanx.runtime.devices.inventory import visible
 from phalanx.supervision import Strategy
 
 

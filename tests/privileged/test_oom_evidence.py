@@ -14,8 +14,8 @@ from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo
 
-from phalanx.runtime.linux import cgroup, oom
-from phalanx.runtime.linux.oom import OomCounter, oom_count
+from phalanx.runtime.linux import cgroup
+from phalanx.runtime.linux.cgroup import OomCounter, oom_count
 
 LONG = 60.0
 LIMIT = 192 << 20  # bytes
@@ -54,7 +54,7 @@ def count_in(path: Path, kills: int) -> None:
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The count of a control group."""
-    monkeypatch.setattr(oom, "group_folders", lambda _: iter((tmp_path,)))
+    monkeypatch.setattr(cgroup, "group_folders", lambda _: iter((tmp_path,)))
     count_in(tmp_path / "memory.events", 5)
     return tmp_path / "memory.events"
 
@@ -103,7 +103,7 @@ def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> N
 
 
 def test_without_a_count_there_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "group_folders", lambda _: iter(()))
+    monkeypatch.setattr(cgroup, "group_folders", lambda _: iter(()))
 
     assert oom_count() is None
     assert OomCounter().watch()() == ""

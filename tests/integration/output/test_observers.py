@@ -17,9 +17,8 @@ import pytest
 import zmq
 from tests.support.output import LONG, Console, Worker, labels_of
 
+from phalanx.runtime.observe.event_stream import DriverStream, Observer, find_drivers
 from phalanx.runtime.observe.events import GroupUp
-from phalanx.runtime.observe.find_drivers import DriverStream, find_drivers
-from phalanx.runtime.observe.stream_observer import Observer
 from phalanx.runtime.output.collector_client import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault
@@ -218,7 +217,7 @@ def test_a_stream_that_cannot_be_opened_is_told_and_all_else_works(
     launcher: Launcher, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "phalanx.runtime.observe.find_drivers._LONGEST", 110
+        "phalanx.runtime.observe.event_stream._LONGEST", 110
     )  # one the kernel does not take
 
     with OutputCollector(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import queue
-import select
+import time
 from typing import Any
 
 import pytest
 from tests.support.output import Console
 
+from phalanx.runtime.observe.event_stream import Observer
 from phalanx.runtime.observe.status import (
     ChildStatus,
     GroupStatus,
@@ -17,10 +17,8 @@ from phalanx.runtime.observe.status import (
     StatusSource,
     TreeStatus,
 )
-from phalanx.runtime.observe.stream_observer import Observer
 from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.threads.event_loop import EventLoop
 
 from .test_observers import attached, mine, until
 
@@ -45,31 +43,38 @@ def group(name: str) -> GroupStatus:
     return GroupStatus(group=name, calls={}, call_seconds=(), ranks=(), at=0.0, **about)
 
 
-def test_a_look_is_answered_by_all_and_each_tree_once(loop: EventLoop) -> None:
+def test_a_look_is_answered_by_all_and_each_tree_once() -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    source = StatusSource(loop, told.put)
+    source = StatusSource(told.put)
     source.add(lambda: [tree("a")])
     forget = source.add(lambda: [tree("b")])
     source.add(lambda: [tree("a"), tree("c")])
     forget()
 
-    os.eventfd_write(source.request, 1)
+    source.answer()
 
-    seen = [told.get(timeout=LONG) for _ in range(3)]
+    seen = [told.get_nowait() for _ in range(3)]
     assert [each.root.path for each in seen[:2]] == ["a", "c"]
     assert isinstance(seen[2], StatusEnded)
-    source.close()
 
 
-def test_why_a_group_has_ended_is_told_until_one_of_its_name_is_built_or_closed(
-    loop: EventLoop,
-) -> None:
+def test_requests_that_have_queued_up_get_one_answer() -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    source = StatusSource(loop, told.put)
+    source = StatusSource(told.put)
+
+    for _ in range(3):
+        source.request()
+
+    assert told.qsize() == 1
+
+
+def test_why_a_group_has_ended_is_told_until_one_of_its_name_is_built_or_closed() -> None:
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    source = StatusSource(told.put)
 
     def ended() -> dict[str, str]:
-        os.eventfd_write(source.request, 1)
-        while not isinstance(event := told.get(timeout=LONG), StatusEnded):
+        source.answer()
+        while not isinstance(event := told.get_nowait(), StatusEnded):
             pass
         return event.ended
 
@@ -86,38 +91,36 @@ def test_why_a_group_has_ended_is_told_until_one_of_its_name_is_built_or_closed(
     assert ended() == {"g0": "too many deaths"}
     source.note_end("g0", "")
     assert ended() == {}
-    source.close()
 
 
-def test_what_cannot_be_shown_is_told_and_hides_nothing_else(loop: EventLoop) -> None:
+def test_what_cannot_be_shown_is_told_and_hides_nothing_else() -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    source = StatusSource(loop, told.put)
+    source = StatusSource(told.put)
     source.add(lambda: [1 // 0])  # type: ignore[list-item]  # raises first
     source.add(lambda: [tree("a")])
 
-    os.eventfd_write(source.request, 1)
+    source.answer()
 
-    names = [told.get(timeout=LONG).event for _ in range(3)]
+    names = [told.get_nowait().event for _ in range(3)]
     assert names == ["phalanx.callback_failed", "phalanx.tree_state", "phalanx.status_ended"]
-    source.close()
 
 
 @pytest.mark.parametrize("watch", [False, True])
 def test_only_who_watches_has_the_driver_asked(
     launcher: Launcher, console: Console, watch: bool
 ) -> None:
-    request = os.eventfd(0, os.EFD_CLOEXEC)
+    asked: queue.SimpleQueue[float] = queue.SimpleQueue()
     options: dict[str, Any] = {"console": None, "out": console.fd, "err": console.fd}
+    options["on_status_request"] = lambda: asked.put(time.monotonic())
     with (
-        OutputCollector(launcher, status_request=request, **options) as collector,
+        OutputCollector(launcher, **options) as collector,
         Observer(mine(), watch=watch) as observer,
     ):
         attached(collector, observer)
 
         if watch:
             for _ in range(2):
-                assert select.select([request], [], [], LONG)[0]
-                os.eventfd_read(request)
+                asked.get(timeout=LONG)
             collector.emit(StatusEnded(groups=0, ended={}, at=0.0))
             until(observer, kind="state", event="phalanx.status_ended", groups=0)
         collector.log.info("over")
@@ -125,5 +128,4 @@ def test_only_who_watches_has_the_driver_asked(
 
         if not watch:
             until(observer, kind="event", event="over")
-            assert not select.select([request], [], [], 0)[0]
-    os.close(request)
+            assert asked.empty()

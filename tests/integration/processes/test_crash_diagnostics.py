@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from tests.support.programs import run_python
 
-from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
+from phalanx.runtime.observe.diagnostics import read_crash_output
 
 
 @pytest.fixture
 def faults() -> Iterator[int]:
-    fd = create_crash_output()
+    fd = os.memfd_create("crash-output")
     yield fd
     os.close(fd)
 

@@ -11,8 +11,7 @@ import pytest
 from tests.support.device_pools import lease_of, release
 
 from phalanx.runtime.devices.allocation import Request
-from phalanx.runtime.devices.gpu import Gpu, visible
-from phalanx.runtime.devices.inventory import NvmlInventory, ProcInventory, find_gpus
+from phalanx.runtime.devices.inventory import Gpu, NvmlInventory, ProcInventory, find_gpus, visible
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 from phalanx.testing import FakeGpus

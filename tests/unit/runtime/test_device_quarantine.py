@@ -11,7 +11,7 @@ from tests.support.device_pools import GIB, lease_of, quarantined, release
 from tests.support.processes import soon
 
 from phalanx.runtime.devices.device import DeviceQuarantined, DeviceRestored
-from phalanx.runtime.devices.gpu import Fault
+from phalanx.runtime.devices.inventory import Fault
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 from phalanx.testing import FakeGpus

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import start_thread
 
-from phalanx.runtime.output.writer import Writer
+from phalanx.runtime.output.collector_main import Writer
 
 LINE = b"x" * 99 + b"\n"
 LONG = 30.0

@@ -31,7 +31,7 @@ def test_the_tail_is_the_end_of_what_was_written(chunks: list[bytes]) -> None:
     whole = b""
 
     for chunk in chunks:
-        tail.write("stdout", [chunk])
+        tail.write("stdout", chunk)
         whole += chunk
         kept = whole[-CAPACITY:]
         read = tail.read("stdout")
@@ -46,13 +46,13 @@ def test_the_tail_is_the_end_of_what_was_written(chunks: list[bytes]) -> None:
 
 def test_lanes_do_not_touch_each_other(tail: Tail) -> None:
     for lane in LANES:
-        tail.write(lane, [lane.encode() * 40, b"\n", lane.encode()])
+        tail.write(lane, lane.encode() * 40 + b"\n" + lane.encode())
 
     assert [tail.read(lane) for lane in LANES] == [b"stdout", b"stderr", b"log"]
 
 
 def test_bytes_that_are_no_text_are_shown_as_escapes(tail: Tail) -> None:
-    tail.write("stderr", [b"\xff\xfe ok"])
+    tail.write("stderr", b"\xff\xfe ok")
 
     assert tail.text("stderr") == "\\xff\\xfe ok"
 
@@ -60,7 +60,7 @@ def test_bytes_that_are_no_text_are_shown_as_escapes(tail: Tail) -> None:
 def test_a_second_mapping_reads_what_the_first_wrote(tail: Tail) -> None:
     other = Tail(os.dup(tail.fd))
 
-    tail.write("log", [b'{"event": "x"}\n', b'{"event": "y"}\n'])
+    tail.write("log", b'{"event": "x"}\n{"event": "y"}\n')
 
     assert other.text("log") == '{"event": "x"}\n{"event": "y"}\n'
     other.close()
@@ -75,7 +75,7 @@ print(flush=True)
 number = 0
 while True:
     number += 1
-    tail.write("stdout", [b"%d:%s\\n" % (number, bytes([97 + number % 26]) * (number % 900))])
+    tail.write("stdout", b"%d:%s\\n" % (number, bytes([97 + number % 26]) * (number % 900)))
 """
 
     for _ in range(3):  # each writer goes on where the one before was killed
@@ -105,13 +105,13 @@ while True:
 
 
 def test_a_write_that_was_cut_short_is_not_shown_nor_what_it_overwrote(tail: Tail) -> None:
-    tail.write("stdout", [b"a" * 40 + b"\n" + b"b" * 22 + b"\n"])
+    tail.write("stdout", b"a" * 40 + b"\n" + b"b" * 22 + b"\n")
     reserved = 0  # where the first lane's counter lies
     os.pwrite(tail.fd, (64 + 30).to_bytes(8, "little"), reserved)
     os.pwrite(tail.fd, b"?" * 10, 128)  # ten of the thirty bytes, then it was killed
 
     cut = tail.read("stdout")
-    tail.write("stdout", [b"c\n"])
+    tail.write("stdout", b"c\n")
     after = tail.read("stdout")
 
     assert cut == b"b" * 22 + b"\n"
