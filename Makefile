@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Twice as many as there are processors, for many a test waits for a death or a limit; 16 at most.
 WORKERS := $(shell n=$$(nproc); echo $$(( n > 8 ? 16 : n * 2 )))
 
-.PHONY: setup demo test test-gpu test-vllm test-zmq soak accounts lint docs bench compat wheel clean
+.PHONY: setup demo test test-cluster test-gpu test-vllm test-zmq soak accounts lint docs bench compat wheel clean
 
 setup: $(VENV)/installed
 
@@ -58,6 +58,22 @@ $(VLLM)/installed: pyproject.toml tests/vllm/install.py
 test-vllm: $(VLLM)/installed
 	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 -o faulthandler_timeout=1700 \
 	  tests/vllm tests/integration/docs
+
+# Several machines: nodes in namespaces (where root), and on a real Ray, of several nodes on this
+# machine, in a separate environment. Some minutes.
+RAY := .venv-ray
+
+$(RAY)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "phalanx needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet torch==$(TORCH)
+	$(RAY)/bin/python -m pip install --quiet --editable '.[ray]' hypothesis pytest pytest-timeout
+	@touch $@
+
+test-cluster: $(RAY)/installed
+	$(RAY)/bin/python -m pytest -m 'not soak' -o faulthandler_timeout=300 $(addprefix tests/,unit/cluster integration/cluster \
+	  integration/ray privileged/test_node_machines.py)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=600
@@ -121,4 +137,4 @@ wheel: setup
 	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/quickstart.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-compat $(VLLM) build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-compat $(VLLM) $(RAY) build dist src/*.egg-info

@@ -21,6 +21,7 @@ from .devices.inventory import Fault as Fault
 from .devices.inventory import Gpu as Gpu
 from .devices.inventory import GpuInventory as GpuInventory
 from .devices.inventory import find_gpus as find_gpus
+from .devices.inventory import visible as visible
 from .devices.pool import DevicePool as DevicePool
 from .distributed.abort import abort_process_groups as abort_process_groups
 from .distributed.abort import free_groups as free_groups

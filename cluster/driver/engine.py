@@ -63,5 +63,9 @@ class Engine(Protocol):
     def release(self, number: int) -> None:
         """End the node process if it is there, what it left, and the reservation. Idempotent."""
 
+    def shortage(self) -> str:
+        """Return what there is, for the error that no machine could be had; may be empty."""
+        ...
+
     def close(self) -> None:
         """End what is left of nodes and reservations, and the link to the cluster. Idempotent."""

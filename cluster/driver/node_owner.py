@@ -261,8 +261,11 @@ class NodeOwner:
                     self._dismiss(number, why)
                 case PutAside():
                     pass
+                case NoNode(why=why) if refused:
+                    self._listener.failed(NodeRefused(why))
                 case NoNode(why=why):
-                    self._listener.failed(NodeRefused(why) if refused else RuntimeFault(why))
+                    told = ": ".join(filter(None, (why, self._engine.shortage())))
+                    self._listener.failed(RuntimeFault(told))
         self._set_timer()
 
     def _lose(self, number: int, why: str) -> None:

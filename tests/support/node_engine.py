@@ -110,6 +110,9 @@ class LocalEngine:
 
         self._run(release)
 
+    def shortage(self) -> str:
+        return ""
+
     def mute(self, number: int) -> None:
         """Tell nothing of that node's end, as if its machine could not be reached."""
         self._mute.add(number)

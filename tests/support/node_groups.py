@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tests.support.node_engine import LocalEngine
 from tests.support.processes import LONG, wait_until
 
+from phalanx.cluster.driver.engine import Engine
 from phalanx.cluster.driver.node_owner import NodeOwner
 from phalanx.cluster.link.gateway import NodeGateway
 from phalanx.cluster.link.messages import Ended, Greeting, Launch, Message, RankLaunch, Started
@@ -26,8 +27,9 @@ QUICK = NodeLimits(lease=3.0, wait=20.0, join=20.0, leave=20.0)
 class Told:
     """A listener that keeps each event, with the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = LONG) -> None:
         self.all: list[tuple[str, int, Any, float]] = []
+        self._patience = patience
         self._news = threading.Condition()
 
     def admitted(self, number: int, greeting: Greeting) -> None:
@@ -60,7 +62,9 @@ class Told:
     def wait(self, what: str, number: int | None = None, count: int = 1) -> tuple[Any, float]:
         """Return the last of *count* things of that name, and when it was told."""
         with self._news:
-            enough = self._news.wait_for(lambda: len(self.of(what, number)) >= count, LONG)
+            enough = self._news.wait_for(
+                lambda: len(self.of(what, number)) >= count, self._patience
+            )
             assert enough, f"no {what} of {number}: {self.all}"
         return self.of(what, number)[count - 1]
 
@@ -70,26 +74,31 @@ class Told:
             self._news.notify_all()
 
 
-class Cluster:
-    """An owner, its gateway and its engine."""
+class NodeGroup:
+    """An owner and its gateway, with any engine.
+
+    Args:
+        patience: Seconds to wait for what is told.
+    """
 
     def __init__(
         self,
         loop: EventLoop,
         launcher: Launcher,
-        limits: NodeLimits = QUICK,
-        options: Zmq | None = None,
-        **engine: Any,
+        engine: Engine,
+        limits: NodeLimits,
+        options: Zmq,
+        patience: float = LONG,
     ) -> None:
-        self.told = Told()
-        self.engine = LocalEngine(loop, **engine)
+        self.told = Told(patience)
         self.gateway: NodeGateway
 
         def gateway(owner: NodeOwner) -> NodeGateway:
-            self.gateway = NodeGateway(loop, launcher, options or Zmq(), group="tp", events=owner)
+            self.gateway = NodeGateway(loop, launcher, options, group="tp", events=owner)
             return self.gateway
 
-        self.owner = NodeOwner(loop, self.engine, gateway, limits, self.told)
+        self.owner = NodeOwner(loop, engine, gateway, limits, self.told)
+        self._engine = engine
         self._launches = 0
 
     def open(self, nodes: int) -> None:
@@ -131,16 +140,31 @@ class Cluster:
         assert started.number == order.number
         return started.pids
 
+    def close(self) -> None:
+        self.owner.close()
+        wait_until(lambda: not self.owner.nodes.nodes, "the end of all nodes")
+        self._engine.close()
+        self.gateway.close()
+
+
+class Cluster(NodeGroup):
+    """The same with nodes that are local processes."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        launcher: Launcher,
+        limits: NodeLimits = QUICK,
+        options: Zmq | None = None,
+        **engine: Any,
+    ) -> None:
+        self.engine = LocalEngine(loop, **engine)
+        super().__init__(loop, launcher, self.engine, limits, options or Zmq())
+
     def processes(self, number: int) -> dict[int, Any]:
         """Return everything that came from that node, its process included."""
         place = self.engine.starters[number]._tag.pattern
         return dict(process_tree.find(process_tree.TreeTarget(place))[0])
-
-    def close(self) -> None:
-        self.owner.close()
-        wait_until(lambda: not self.owner.nodes.nodes, "the end of all nodes")
-        self.engine.close()
-        self.gateway.close()
 
 
 def ended(detail: Any) -> Ended:

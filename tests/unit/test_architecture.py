@@ -45,6 +45,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "link": set(),
         "node_process": {"nodes", "link"},
         "driver": {"nodes", "link"},
+        "ray": {"link", "node_process", "driver"},
     },
     "actors": {
         "spec": set(),
@@ -192,18 +193,20 @@ def test_what_decides_has_no_effects_and_imports_nothing_that_acts() -> None:
     assert found == []
 
 
-def test_of_the_cluster_only_the_processes_beside_the_driver_import_zeromq() -> None:
+def test_of_the_cluster_only_the_processes_beside_the_driver_import_zeromq_and_ray() -> None:
     found = {
-        str(path.relative_to(ROOT))
+        (name.partition(".")[0], str(path.relative_to(ROOT)))
         for path in modules("cluster")
         for name in imports(path)
         if name.partition(".")[0] in ("zmq", "ray")
     }
 
     assert found == {
-        "cluster/link/gateway_main.py",
-        "cluster/link/node_link.py",
-        "cluster/node_process/main.py",
+        ("ray", "cluster/ray/agent.py"),
+        ("ray", "cluster/ray/broker_main.py"),
+        ("zmq", "cluster/link/gateway_main.py"),
+        ("zmq", "cluster/link/node_link.py"),
+        ("zmq", "cluster/node_process/main.py"),
     }
 
 

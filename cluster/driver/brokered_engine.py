@@ -1,0 +1,191 @@
+"""An engine whose work is done by a process beside the driver, its broker.
+
+- The broker reserves machines and starts node processes on them; by JSON over the control socket it
+  takes orders, and tells what happens, as `EngineEvents` has it.
+- When it dies, all that it has asked for is gone, which is told once for each node; another takes
+  its place. The first has to reach its cluster; later ones try for as long as it takes.
+- What is asked for at once, between two events of the loop, the broker is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cluster.link.messages import encode
+from phalanx.runtime import Helper, start_helper
+from phalanx.supervision import RuntimeFault
+
+from .engine import Cluster
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from phalanx.cluster.link.messages import NodeOrder
+    from phalanx.runtime import EventLoop, Process
+    from phalanx.supervision import ExitReason
+
+    from .engine import EngineEvents
+
+_CONNECT = 60.0  # seconds to reach the cluster; Ray by itself tries for 200
+_RELEASE = 15.0  # seconds for the nodes that are being ended when the engine is closed
+_CLOSE = 10.0
+
+
+class BrokeredEngine:
+    """The engine; see `Engine`.
+
+    Args:
+        name: Of its broker, in events and errors.
+        module: Has the broker's ``main``.
+        opening: The first message to each broker; it is given a ``name`` that is the engine's own.
+    """
+
+    def __init__(self, loop: EventLoop, name: str, module: str, opening: Mapping[str, Any]) -> None:
+        self._loop = loop
+        self._name = name
+        self._module = module
+        self._opening = {**opening, "name": str(uuid.uuid4())}
+        self._changed = threading.Condition()
+        self._nodes: dict[int, EngineEvents] = {}  # asked for, and not released
+        self._new: list[int] = []  # of which the broker has not been told
+        self._leaving: set[int] = set()  # of which it has not told that they have been released
+        self._cluster: Cluster | None = None  # once it has been reached
+        self._failure = ""
+        self._shortage = ""
+        self._helper = Helper(
+            loop,
+            name,
+            self._spawn,
+            on_message=self._heard,
+            on_exit=self._exited,
+            replay=self._replay,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The broker; None while there is none."""
+        return self._helper.pid
+
+    def open(self) -> Cluster:
+        """See `Engine`."""
+        self._helper.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._cluster or self._failure, _CONNECT)
+            cluster, failure = self._cluster, self._failure
+        if cluster is None:
+            self.close()
+            raise RuntimeFault(failure or f"the {self._name} took more than {_CONNECT:g} s")
+        return cluster
+
+    def reserve(self, number: int, events: EngineEvents) -> None:
+        """See `Engine`."""
+        with self._changed:
+            self._nodes[number] = events
+            self._new.append(number)
+            if len(self._new) > 1:
+                return
+        self._loop.post(self._ask)
+
+    def start(self, number: int, order: NodeOrder) -> None:
+        """See `Engine`."""
+        self._send({"start": number, "order": encode(order)[0].decode()})
+
+    def release(self, number: int) -> None:
+        """See `Engine`."""
+        with self._changed:
+            if self._nodes.pop(number, None) is None:
+                return
+            if number in self._new:
+                self._new.remove(number)
+                return
+            self._leaving.add(number)
+        if not self._send({"release": number}):
+            self._released(number)  # with the broker
+
+    def shortage(self) -> str:
+        """See `Engine`."""
+        with self._changed:
+            return self._shortage
+
+    def close(self) -> None:
+        """See `Engine`."""
+        with self._changed:
+            numbers = list(self._nodes)
+        for number in numbers:
+            self.release(number)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._leaving, _RELEASE)
+        self._helper.close(time.monotonic() + _CLOSE, ask=True)
+
+    def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
+        command = [sys.executable, "-m", self._module]
+        return start_helper(self._loop, self._name, command, [], control=control, on_exit=on_exit)
+
+    def _send(self, order: Mapping[str, Any]) -> bool:
+        return self._helper.send(json.dumps(order).encode())
+
+    def _replay(self) -> list[tuple[bytes, tuple[int, ...]]]:
+        with self._changed:
+            self._new.clear()
+            asked = {"reserve": list(self._nodes)}
+        return [(json.dumps(each).encode(), ()) for each in (self._opening, asked)]
+
+    # --- on the event loop's thread -----------------------------------------------------------
+
+    def _ask(self) -> None:
+        with self._helper.lock, self._changed:  # or a new broker would be told twice
+            if self._new and self._send({"reserve": self._new}):
+                self._new.clear()
+
+    def _heard(self, data: bytes, _fds: list[int]) -> None:
+        told: dict[str, Any] = json.loads(data)
+        with self._changed:
+            events = self._nodes.get(told.get("node", -1))
+        match told:
+            case {"offered": _} if events:
+                events.offered(told["node"])
+            case {"key": key} if events:
+                events.started(told["node"], key)
+            case {"doubt": why} if events:
+                events.doubted(told["node"], why)
+            case {"gone": why, "swept": swept} if events:
+                events.gone(told["node"], why, swept=swept)
+            case {"released": _}:
+                self._released(told["node"])
+            case {"address": address, "ranks_per_node": ranks}:
+                with self._changed:
+                    self._cluster = Cluster(address=address, ranks_per_node=ranks)
+                    self._changed.notify_all()
+            case {"shortage": shortage}:
+                with self._changed:
+                    self._shortage = shortage
+            case {"failed": why}:
+                with self._changed:
+                    self._failure = self._shortage = why
+                    self._changed.notify_all()
+            case _:
+                pass
+
+    def _released(self, number: int) -> None:
+        with self._changed:
+            self._leaving.discard(number)
+            self._changed.notify_all()
+
+    def _exited(self, pid: int | None, reason: ExitReason) -> bool:
+        why = f"the {self._name} has ended: {reason}"
+        with self._changed:
+            lost = {} if pid is None else self._nodes
+            self._nodes, self._new = {}, []
+            self._leaving.clear()
+            self._failure = self._failure or why
+            self._changed.notify_all()
+            was_reached = self._cluster is not None
+        for number, events in lost.items():
+            events.gone(number, why, swept=False)
+        return was_reached

@@ -1,0 +1,147 @@
+"""An engine with a broker: what is told of nodes, once each, whatever becomes of the broker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.node_groups import kill
+from tests.support.processes import is_alive, wait_until
+
+from phalanx.cluster.driver.brokered_engine import BrokeredEngine
+from phalanx.cluster.driver.engine import Cluster
+from phalanx.cluster.link.messages import NodeOrder
+from phalanx.runtime import EventLoop
+from phalanx.supervision import RuntimeFault
+
+ORDER = NodeOrder(
+    number=0, endpoint="tcp://10.0.0.1:1", gateway_key="k", lease=1.0, join=1.0, place="p"
+)
+
+
+class Told:
+    """What the engine tells, one thing after the other."""
+
+    def __init__(self) -> None:
+        self.news = queue.SimpleQueue[tuple[Any, ...]]()
+
+    def offered(self, number: int) -> None:
+        self.news.put(("offered", number))
+
+    def started(self, number: int, key: str) -> None:
+        self.news.put(("started", number, key))
+
+    def doubted(self, number: int, why: str) -> None:
+        self.news.put(("doubted", number, why))
+
+    def gone(self, number: int, why: str, *, swept: bool) -> None:
+        self.news.put(("gone", number, why, swept))
+
+    def next(self, count: int = 1) -> list[tuple[Any, ...]]:
+        return [self.news.get(timeout=60) for _ in range(count)]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def engine_of(loop: EventLoop, journal: Path) -> Iterator[Callable[..., BrokeredEngine]]:
+    with contextlib.ExitStack() as made:
+
+        def make(*, fails: bool = False) -> BrokeredEngine:
+            opening = {"journal": str(journal), "fails": fails}
+            engine = BrokeredEngine(loop, "broker", "tests.support.fake_broker", opening)
+            return made.enter_context(contextlib.closing(engine))
+
+        yield make
+
+
+def test_what_the_broker_tells_is_told_of_its_node(
+    engine_of: Callable[..., BrokeredEngine],
+) -> None:
+    engine, told = engine_of(), Told()
+
+    assert engine.open() == Cluster(address="10.0.0.1", ranks_per_node=4)
+    engine.reserve(7, told)
+    assert told.next() == [("offered", 7)]
+    engine.start(7, ORDER)
+
+    assert told.next(3) == [
+        ("started", 7, "key of 7"),
+        ("doubted", 7, "it hums"),
+        ("gone", 7, "it boiled", True),
+    ]
+    assert engine.shortage() == "there are 3 kettles"
+
+
+def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
+    engine_of: Callable[..., BrokeredEngine], loop: EventLoop, journal: Path
+) -> None:
+    engine, told = engine_of(), Told()
+    engine.open()
+
+    def ask() -> None:
+        for number in range(3):
+            engine.reserve(number, told)
+
+    loop.call(ask)
+
+    assert told.next(3) == [("offered", number) for number in range(3)]
+    assert [json.loads(line) for line in journal.read_text().splitlines()] == [
+        {"reserve": []},
+        {"reserve": [0, 1, 2]},
+    ]
+
+
+def test_the_nodes_of_a_broker_that_dies_are_gone_once_and_the_next_one_serves(
+    engine_of: Callable[..., BrokeredEngine],
+) -> None:
+    engine, told = engine_of(), Told()
+    engine.open()
+    for number in (0, 1):
+        engine.reserve(number, told)
+    told.next(2)
+    assert engine.pid is not None
+
+    kill(engine.pid)
+
+    why = "the broker has ended: killed by signal 9 (SIGKILL)"
+    assert [each[:2] for each in told.next(2)] == [("gone", 0), ("gone", 1)], why
+    engine.release(0)  # of a broker that is no more: nothing follows
+    engine.reserve(2, told)
+    assert told.next() == [("offered", 2)]
+    assert told.news.empty()
+
+
+def test_a_cluster_that_is_not_reached_is_told_and_no_broker_stays(
+    engine_of: Callable[..., BrokeredEngine],
+) -> None:
+    engine = engine_of(fails=True)
+
+    with pytest.raises(RuntimeFault, match="^the kettle is cold$"):
+        engine.open()
+
+    assert engine.pid is None
+
+
+def test_a_close_releases_what_is_left_and_ends_the_broker(
+    engine_of: Callable[..., BrokeredEngine], journal: Path
+) -> None:
+    engine, told = engine_of(), Told()
+    engine.open()
+    engine.reserve(0, told)
+    told.next()
+    pid = engine.pid
+    assert pid is not None
+
+    engine.close()
+
+    assert json.loads(journal.read_text().splitlines()[-1]) == {"release": 0}
+    wait_until(lambda: not is_alive(pid))

@@ -1,0 +1,42 @@
+"""A broker that offers every machine that is asked for, and writes down what it was told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    opening = json.loads(control.recv(1 << 17))
+
+    def tell(**what: object) -> None:
+        control.send(json.dumps(what).encode())
+
+    if opening["fails"]:
+        tell(failed="the kettle is cold")
+        sys.exit(1)
+    tell(address="10.0.0.1", ranks_per_node=4)
+    while data := control.recv(1 << 17):
+        order = json.loads(data)
+        with Path(opening["journal"]).open("a") as journal:
+            journal.write(json.dumps(order) + "\n")
+        match order:
+            case {"reserve": numbers}:
+                tell(shortage="there are 3 kettles")
+                for number in numbers:
+                    tell(node=number, offered=True)
+            case {"start": number}:
+                tell(node=number, key=f"key of {number}")
+                tell(node=number, doubt="it hums")
+                tell(node=number, gone="it boiled", swept=True)
+            case {"release": number}:
+                tell(node=number, released=True)
+            case _:
+                raise AssertionError(order)
+
+
+if __name__ == "__main__":
+    main()
