@@ -112,8 +112,10 @@ class Broker:
         self._name = uuid.UUID(opening["name"])
         ranks = opening["ranks_per_node"] or _ranks_per_node(opening["gpus_per_rank"])
         gpus = ranks * opening["gpus_per_rank"]
-        self._bundle: dict[str, float] = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
-        self._bundle |= opening["resources"]
+        asked: dict[str, float] = {"CPU": 1, "GPU": gpus, **opening["resources"]}
+        self._bundle = {name: amount for name, amount in asked.items() if amount}
+        if not self._bundle:
+            raise ValueError("by cluster.resources a node reserves nothing: give one of them")
         self._nodes: dict[int, _Node] = {}
         self._left: list[_Bundle] = []  # of the first group, without a node
         self._places: dict[str, _Node] = {}
@@ -193,7 +195,7 @@ class Broker:
         actor = (
             ray.remote(Agent)
             .options(
-                num_cpus=needs.pop("CPU"),
+                num_cpus=needs.pop("CPU", 0),
                 num_gpus=needs.pop("GPU", 0),
                 resources=needs,
                 max_restarts=0,

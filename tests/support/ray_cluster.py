@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from phalanx.runtime import procfs
+
 ROOT = Path(__file__).parents[2]
 _STORE = 80 << 20  # bytes of an object store, the least that Ray takes; nothing is put into it
 
@@ -49,11 +51,15 @@ class RayCluster:
             text=True,
             start_new_session=True,
         )
+        self._started: dict[int, procfs.Task] = {}
         self.address = str(self._ask())
 
     def add(self, name: str, **options: Any) -> int:
         """Add a node with two processors; return the pid of its raylet."""
-        return int(self._ask(add=name, options={"num_cpus": 2, **options}))
+        raylet = int(self._ask(add=name, options={"num_cpus": 2, **options}))
+        tasks = procfs.read_all()
+        self._started |= procfs.descendants(tasks, {self._process.pid})
+        return raylet
 
     def remove(self, name: str, *, graceful: bool) -> None:
         self._ask(remove=name, graceful=graceful)
@@ -73,13 +79,9 @@ class RayCluster:
         try:
             self._process.wait(30)
         finally:
-            for task in Path("/proc").glob("[0-9]*"):  # what has lost its raylet, or never had one
-                try:
-                    environ = (task / "environ").read_bytes()
-                except OSError:
-                    continue
-                if f"RAY_TMPDIR={self.environment['RAY_TMPDIR']}\0".encode() in environ:
-                    os.kill(int(task.name), signal.SIGKILL)
+            for task in self._started.values():  # helpers of Ray's that have lost their raylet
+                if procfs.is_same(task):
+                    os.kill(task.pid, signal.SIGKILL)
             self._process.wait()
             subprocess.run(["rm", "-rf", self.environment["RAY_TMPDIR"]], check=True)
 

@@ -245,3 +245,8 @@ def test_without_gpus_the_ranks_of_a_node_have_to_be_said(
 ) -> None:
     with pytest.raises(RuntimeFault, match=r"cluster\.ranks_per_node has to be given"):
         group_of(two_machines, ranks_per_node=None)
+
+
+def test_a_node_has_to_reserve_something(two_machines: RayCluster, group_of: Make) -> None:
+    with pytest.raises(RuntimeFault, match=r"by cluster\.resources a node reserves nothing"):
+        group_of(two_machines, resources={"CPU": 0})
