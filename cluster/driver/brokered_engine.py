@@ -179,10 +179,11 @@ class BrokeredEngine:
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
         why = f"the {self._name} has ended: {reason}"
+        lost: dict[int, EngineEvents] = {}
         with self._changed:
-            lost = {} if pid is None else self._nodes
-            self._nodes, self._new = {}, []
-            self._leaving.clear()
+            if pid is not None:  # else one could not be started: the next is asked for all
+                lost, self._nodes, self._new = self._nodes, {}, []
+                self._leaving.clear()
             self._failure = self._failure or why
             self._changed.notify_all()
             was_reached = self._cluster is not None

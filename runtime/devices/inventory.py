@@ -86,7 +86,7 @@ class Fault:
     """A fault of a device.
 
     Attributes:
-        kind: ``lost`` (it does not answer any more), ``xid`` (an error that the driver reported),
+        kind: ``lost`` (it no longer answers), ``xid`` (an error that the driver reported),
             ``ecc`` (uncorrected memory errors), ``recovery`` (it needs a reset or a reboot),
             ``remap`` (its memory has no spare rows left) or ``unknown`` (NVML gave an error).
         fatal: Whether the processes that use it cannot go on.

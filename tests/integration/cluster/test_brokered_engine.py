@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from phalanx.cluster.driver.brokered_engine import BrokeredEngine
 from phalanx.cluster.driver.engine import Cluster
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.runtime import EventLoop
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import ExitReason, RuntimeFault
 
 ORDER = NodeOrder(
     number=0, endpoint="tcp://10.0.0.1:1", gateway_key="k", lease=1.0, join=1.0, place="p"
@@ -118,6 +120,34 @@ def test_the_nodes_of_a_broker_that_dies_are_gone_once_and_the_next_one_serves(
     engine.reserve(2, told)
     assert told.next() == [("offered", 2)]
     assert told.news.empty()
+
+
+def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
+    engine_of: Callable[..., BrokeredEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, told = engine_of(), Told()
+    engine.open()
+    engine.reserve(0, told)
+    told.next()
+    assert engine.pid is not None
+    failed = threading.Event()
+    exited = engine._exited  # the start that fails is seen nowhere else
+
+    def see(pid: int | None, reason: ExitReason) -> bool:
+        again = exited(pid, reason)
+        if pid is None:
+            monkeypatch.undo()
+            failed.set()
+        return again
+
+    monkeypatch.setattr(engine._helper, "_on_exit", see)
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    kill(engine.pid)
+    assert [each[:2] for each in told.next()] == [("gone", 0)]
+    engine.reserve(1, told)
+
+    assert failed.wait(60)
+    assert told.next() == [("offered", 1)]
 
 
 def test_a_cluster_that_is_not_reached_is_told_and_no_broker_stays(
