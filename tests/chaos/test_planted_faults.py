@@ -115,6 +115,12 @@ def test_without_a_plant_giving_up_is_no_violation(runtime: Runtime) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("seed", MANY)
+def test_each_of_many_seeds_is_clean(runtime: Runtime, seed: int) -> None:
+    assert run(runtime, seed).violations == ()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("name", PLANTS)
 @pytest.mark.parametrize("first", MANY)
 def test_a_planted_fault_is_found_from_any_seed_on(

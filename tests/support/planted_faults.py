@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import itertools
 import random
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.shared_memory import FORGOTTEN
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, WorkerContext
 from phalanx.actors.calls import plane, recovery
 from phalanx.actors.calls.plane import CallPlane
+from phalanx.actors.calls.queue import CallQueue
 from phalanx.actors.calls.sender import Sender
 from phalanx.actors.group.handle import Group
+from phalanx.actors.group.launcher import WorkerBuilder
 from phalanx.actors.group.membership import Membership
+from phalanx.actors.worker_side.user_object import WorkerHost
 from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
 from phalanx.runtime.distributed.rendezvous import RendezvousStore
@@ -57,6 +63,10 @@ class Planted(Echo):
     def on_start(self, ctx: WorkerContext) -> None:
         if self.plant == "order" and ctx.rank == 1:
             swap_calls()
+        elif self.plant == "twice":
+            run_twice()
+        elif self.plant == "leaked shared memory":
+            self.kept = FORGOTTEN.open("w")
         elif self.plant == "out of step":
             hold_nothing()
 
@@ -99,6 +109,19 @@ def answers_by_position(patch: pytest.MonkeyPatch) -> None:
         answer(self, call, rank, given)
 
     patch.setattr(CallPlane, "_answer", by_position)
+
+
+def answers_of_the_dead(patch: pytest.MonkeyPatch) -> None:
+    """What an incarnation answered counts for its successor as well."""
+    put_back = CallQueue.put_back
+
+    def keeping(self: Any, calls: Any) -> None:
+        kept = [(call, dict(call.answers)) for call in calls]
+        put_back(self, [call for call, _ in kept])
+        for call, answers in kept:
+            call.answers.update(answers)
+
+    patch.setattr(CallQueue, "put_back", keeping)
 
 
 class Unchecked(int):
@@ -246,6 +269,23 @@ def leaked_segment(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     return clear
 
 
+def leaked_folder(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    made: list[str] = []
+    begin = WorkerBuilder.equip
+
+    def equip(self: Any, *words: Any) -> Any:
+        made.append(tempfile.mkdtemp())
+        return begin(self, *words)
+
+    patch.setattr(WorkerBuilder, "equip", equip)
+
+    def clear() -> None:
+        for folder in made:
+            Path(folder).rmdir()
+
+    return clear
+
+
 def leaked_process(patch: pytest.MonkeyPatch) -> None:
     """A worker's end is not the end of what it had started."""
     real = tree
@@ -281,6 +321,16 @@ def swap_calls() -> None:
     Inbox.take = swapped  # type: ignore[method-assign]
 
 
+def run_twice() -> None:
+    invoke = WorkerHost.invoke
+
+    def twice(self: Any, *words: Any) -> Any:
+        invoke(self, *words)
+        return invoke(self, *words)
+
+    WorkerHost.invoke = twice  # type: ignore[method-assign,assignment]
+
+
 def hold_nothing() -> None:
     """A rank that raised goes on at once, in what it takes for a process group."""
     for module in (termination, worker_probe):
@@ -291,11 +341,16 @@ def hold_nothing() -> None:
 def nothing(_: pytest.MonkeyPatch) -> None: ...
 
 
+def leaked_shared_memory(_: pytest.MonkeyPatch) -> Callable[[], None]:
+    return FORGOTTEN.unlink
+
+
 PLANTS = {
     name: Mistake(name, put, frozenset(found_by.split()))
     for name, put, found_by in (
         ("answers by position", answers_by_position, "own_reply"),
         ("no incarnation check", no_incarnation_check, "own_reply"),
+        ("answers of the dead", answers_of_the_dead, "own_reply one_epoch"),
         ("lost call", lost_call, "nothing_lost"),
         ("retry forgotten", retry_forgotten, "sent_again"),
         ("lost exit", lost_exit, "deaths_known"),
@@ -307,13 +362,17 @@ PLANTS = {
         ("old store", old_store, "fresh_rendezvous"),
         ("leaked segment", leaked_segment, "nothing_left"),
         ("leaked process", leaked_process, "nothing_left"),
+        ("leaked folder", leaked_folder, "nothing_left"),
+        ("leaked shared memory", leaked_shared_memory, "nothing_left"),
         ("order", nothing, "one_order"),
+        ("twice", nothing, "at_most_once"),
         ("out of step", nothing, "in_step"),
     )
 }
 
 TRAFFIC = {
     "answers by position": hurrying,
+    "answers of the dead": hurrying,
     "retry forgotten": hurrying,
     "retry of what had begun": working,
     "out of step": in_rows,
