@@ -1,13 +1,13 @@
 """Desync detection: ranks of a process group that leave one collective call differently.
 
-- If a rank raises in a collective call while others are still in it, no rank begins a later call
-  until all have left this one, or the group has been re-formed.
+- If a rank raises in a collective call that others have not answered, no rank begins a later call,
+  or output, until all have answered this one, or the group has been re-formed.
 - Calls behind it that no rank had begun are withdrawn and sent again afterwards.
 - If a rank stays in the call beyond a grace period, or an exception says that the process group is
   broken, the group's actor is notified (*on_desync*) and re-forms the group.
 
-A worker whose method raised in a process group waits for `Kind.GO_ON`: in its next operation it
-would meet the others one operation off. It gets that once no rank is in the call.
+A worker whose method or `AsyncOutput` raised in a process group waits for `Kind.GO_ON`: in its next
+operation it would meet the others one operation off. It gets that once no rank is in the call.
 
 Guarded by the plane's lock.
 """
@@ -213,8 +213,8 @@ class DesyncMonitor:
                     self._end(wire)
 
     def _inside(self, wire: int) -> list[RankSlot]:
-        """Return the ranks that may still be in the call *wire*."""
-        return [slot for slot in self._table if not slot.has_left(wire)]
+        """Return the ranks that may still be in the call *wire*, or in its `AsyncOutput`."""
+        return [slot for slot in self._table if wire in slot.sent]
 
     def _hold_back(self, split: _Split, wire: int) -> None:
         """Send no call while *split* lasts, and take back the calls that no rank has begun."""

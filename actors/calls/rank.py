@@ -82,10 +82,6 @@ class RankSlot:
         """Whether it has been sent *wire* and has begun it."""
         return wire in self.sent and wire <= self.channel.page.begun
 
-    def has_left(self, wire: int) -> bool:
-        """Whether it has left the method of the call *wire*; its answer may be under way."""
-        return wire not in self.sent or wire <= self.channel.page.finished
-
     def progress(self, now: float, *, spoke: bool = False) -> Progress:
         """Return what it is doing *now*, or was doing when it died; see `Progress.spoke`."""
         page = self.channel.page

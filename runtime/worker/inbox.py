@@ -41,10 +41,15 @@ class Inbox:
 
     Args:
         on_foreign: Called at the first malformed packet; all of them are dropped.
+        on_go_on: Called with the call behind which this worker may go on.
     """
 
     def __init__(
-        self, sock: socket.socket, lender: ArenaReader, on_foreign: Callable[[], None]
+        self,
+        sock: socket.socket,
+        lender: ArenaReader,
+        on_foreign: Callable[[], None],
+        on_go_on: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._sock = sock
         self._lender = lender
@@ -58,6 +63,7 @@ class Inbox:
         self._latest = 0  # the call taken last; frames about earlier ones are stale
         self._let_go = 0  # the call of the last `Kind.GO_ON`
         self._on_foreign = on_foreign
+        self._on_go_on = on_go_on
         self._foreign = 0
 
     def take(self) -> Frame | None:
@@ -154,6 +160,7 @@ class Inbox:
             self._ahead.append(frame)
         elif frame.kind == Kind.GO_ON:
             self._let_go = frame.call_id
+            self._on_go_on(frame.call_id)
         elif frame.kind not in (Kind.MORE, Kind.CLOSE):
             self._ahead.append(frame)
         elif frame.call_id >= self._latest and self._granted.get(frame.call_id) != CLOSED:

@@ -3,6 +3,7 @@
 Guarantees: exactly one answer per call, in call order; an answer that is ready leaves on the main
 thread unless an earlier one is still being computed; an `AsyncOutput` is resolved on one output
 thread while the main thread runs the next call; what cannot be pickled becomes that call's error.
+Behind an output that raised in a process group no other is resolved before the driver lets it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class ReplyQueue:
         self._incarnation = link.incarnation
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
+        self._news = threading.Condition()
+        self._let_go = 0  # the call of the last `Kind.GO_ON`
+        self._is_closing = False
+        self._held_by = 0  # the call whose output raised; the output thread's own
         self.unsent = 0
 
     def answer(self, call: Frame, result: Any) -> None:
@@ -96,10 +101,19 @@ class ReplyQueue:
         """Send *payload*, which is closed then, ahead of the answer to *call*."""
         self._send(call, kind, payload, flags)
 
+    def go_on(self, call_id: int) -> None:
+        """Let outputs behind *call_id* be resolved."""
+        with self._news:
+            self._let_go = call_id
+            self._news.notify_all()
+
     def close(self) -> None:
-        """Send what is still being computed, then end the output thread."""
+        """Send what is still being computed, unless it is held up, then end the output thread."""
         with self._lock:
             waiting = self._waiting
+        with self._news:
+            self._is_closing = True
+            self._news.notify_all()
         if waiting is not None:
             waiting.put(None)
             self._thread.join()
@@ -127,6 +141,15 @@ class ReplyQueue:
             send()
             with self._lock:
                 self.unsent -= 1
+            if self._held_by and not self._await_leave(self._held_by):
+                return
+
+    def _await_leave(self, call_id: int) -> bool:
+        """Return True once outputs behind *call_id* may be resolved, False at the end."""
+        with self._news:
+            self._news.wait_for(lambda: self._let_go >= call_id or self._is_closing)
+            self._held_by = 0
+            return self._let_go >= call_id
 
     def _resolve(self, call: Frame, output: AsyncOutput) -> None:
         try:
@@ -135,7 +158,10 @@ class ReplyQueue:
             finally:
                 self._fatal_exit.end_copy()
         except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
-            self._send_error(call, error)
+            failed = self._fatal_exit.judge(error)
+            self._send_failed(call, failed)
+            # In its next operation it would meet the others one operation off.
+            self._held_by = call.call_id if failed.holds else 0
         else:
             self._send_result(call, result)
 
