@@ -40,6 +40,7 @@ from phalanx.runtime import (
     descriptor_limit,
     find_gpus,
     oom_count,
+    safe_text,
     syscalls,
     writable_bytes,
 )
@@ -92,9 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
         return int(missing > 0)
     width = max(map(len, findings))
     for name, finding in findings.items():
-        print(f"{_MARKS[finding.state]} {name:<{width}}  {finding.found}")
+        print(f"{_MARKS[finding.state]} {name:<{width}}  {safe_text(finding.found)}")
         if finding.remedy:
-            print(f"     {'':<{width}}  -> {finding.remedy}")
+            print(f"     {'':<{width}}  -> {safe_text(finding.remedy)}")
     print(f"{missing} required check(s) failed" if missing else "all required checks passed")
     return int(missing > 0)
 

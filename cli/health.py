@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Observer, find_drivers, first_picture
+from phalanx.runtime import Observer, find_drivers, first_picture, safe_text
 from phalanx.supervision import RuntimeFault, SpecError
 
 from .select_driver import add_driver_argument, choose
@@ -47,5 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
         groups = len(picture.groups)
     except (RuntimeFault, SpecError) as error:
         problem, groups = str(error), 0
-    print(problem or f"ok: {groups} {'group' if groups == 1 else 'groups'}")
+    print(safe_text(problem) or f"ok: {groups} {'group' if groups == 1 else 'groups'}")
     return 1 if problem else 0

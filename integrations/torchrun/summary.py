@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from phalanx.runtime import safe_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -106,7 +108,7 @@ def summary(name: str, failures: Sequence[Failure], first: Failure) -> str:
         told[first.rank],
         "=" * width,
     ]
-    return "\n".join(parts)
+    return "\n".join(safe_text(line) for part in parts for line in part.split("\n"))
 
 
 def pass_on(first: Failure, error_file: str) -> None:

@@ -20,9 +20,9 @@ from tests.integration.prometheus.conftest import GROUP, Served, get
 from tests.support.drivers import Driver
 from tests.support.processes import is_alive, wait_until
 from tests.support.programs import run_python
-from tests.support.workers import Echo
+from tests.support.workers import Echo, LateAgain
 
-from phalanx import Executor, Runtime
+from phalanx import Executor, Launch, Runtime
 from phalanx.cli import main
 from phalanx.errors import RuntimeFault, SpecError, WorkerDied
 from phalanx.integrations.prometheus import MetricsServer
@@ -184,6 +184,23 @@ def test_labels_of_the_user_are_on_every_series() -> None:
 def health(*words: str) -> tuple[int, str]:
     done = run_python("-m", "phalanx.cli", "health", *words, cwd=ROOT)
     return done.returncode, done.stdout
+
+
+def test_the_name_of_a_group_is_shown_without_control_characters(gate: Path) -> None:
+    name = f"driver-{uuid.uuid4().hex[:8]}"
+    with Runtime(console=None, name=name) as runtime:
+        launch, hostile = Launch(preload=()), "g\x1b]0;x\x07\x9b2J"
+        with Executor(
+            LateAgain, 1, args=(str(gate),), name=hostile, launch=launch, runtime=runtime
+        ) as ex:
+            os.kill(ex.ranks[0].pid or 0, signal.SIGKILL)
+            wait_until(lambda: ex.ranks[0].incarnation == 2)
+
+            code, said = health(name)
+            gate.touch()
+
+    assert code == 1
+    assert said.startswith("group g\\x1b]0;x\\x07\\x9b2J is ")
 
 
 def test_the_command_follows_a_name_from_one_driver_to_the_next(

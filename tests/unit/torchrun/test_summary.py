@@ -40,7 +40,7 @@ def logs(tmp_path: Path) -> LogPlan:
 def test_a_summary_has_the_first_failure_apart_and_its_traceback(logs: LogPlan) -> None:
     record = {
         "message": "E: b",
-        "extraInfo": {"py_callstack": "line 1\nE: b", "timestamp": "86400"},
+        "extraInfo": {"py_callstack": "line 1\nE: b\x1b[2J\x9b", "timestamp": "86400"},
     }
     Path(logs.error_file(1, 0)).write_text(json.dumps({"message": record}))
 
@@ -58,7 +58,7 @@ def test_a_summary_has_the_first_failure_apart_and_its_traceback(logs: LogPlan) 
     assert root.startswith("[1]:\n  time      : 1970-01-0")
     assert "  exitcode  : 3 (pid: 101) \n" in root
     assert f"  error_file: {logs.error_file(1, 0)}\n" in root
-    assert "  traceback : line 1\n  E: b\n" in root
+    assert "  traceback : line 1\n  E: b\\x1b[2J\\x9b\n" in root
 
 
 def test_a_rank_that_has_succeeded_is_no_failure(logs: LogPlan) -> None:
