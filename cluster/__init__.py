@@ -1,1 +1,19 @@
 """Ranks on several machines: which machines there are, and which of them still run what."""
+
+from __future__ import annotations
+
+from .driver.events import NodeAwaited as NodeAwaited
+from .driver.events import NodeFenced as NodeFenced
+from .driver.events import NodeJoined as NodeJoined
+from .driver.events import NodeLost as NodeLost
+from .driver.events import NodeQuarantined as NodeQuarantined
+from .driver.events import NodeRecovered as NodeRecovered
+from .driver.events import NodeSuspect as NodeSuspect
+from .driver.far_process import FarProcess as FarProcess
+from .driver.node_pool import NodeInfo as NodeInfo
+from .driver.node_pool import NodePool as NodePool
+from .driver.options import ClusterOptions as ClusterOptions
+from .link.messages import Output as Output
+from .link.messages import RankLaunch as RankLaunch
+from .link.messages import RankLink as RankLink
+from .ray.options import Ray as Ray

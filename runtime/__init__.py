@@ -26,6 +26,7 @@ from .devices.pool import DevicePool as DevicePool
 from .distributed.abort import abort_process_groups as abort_process_groups
 from .distributed.abort import free_groups as free_groups
 from .distributed.abort import leave_process_groups as leave_process_groups
+from .distributed.rendezvous import Place as Place
 from .distributed.rendezvous import Rendezvous as Rendezvous
 from .distributed.rendezvous import RendezvousStore as RendezvousStore
 from .distributed.rendezvous import init_process_group as init_process_group
@@ -90,11 +91,13 @@ from .process.interpreter import start_helper as start_helper
 from .process.launch_spec import LaunchSpec as LaunchSpec
 from .process.launcher import Launcher as Launcher
 from .remote.driver_relay import Gateway as Gateway
+from .remote.driver_relay import StrangerRefused as StrangerRefused
 from .remote.options import Transport as Transport
 from .remote.options import Zmq as Zmq
 from .remote.options import check_transport as check_transport
 from .remote.worker_relay import RELAY_PRELOAD as RELAY_PRELOAD
 from .remote.worker_relay import Outpost as Outpost
+from .remote.worker_relay import Posting as Posting
 from .runtime import Runtime as Runtime
 from .runtime import acquire_shared as acquire_shared
 from .runtime import check_machine as check_machine

@@ -55,6 +55,7 @@ from .errors import MessageTooLarge as MessageTooLarge
 from .errors import MissingPackage as MissingPackage
 from .errors import NodeRefused as NodeRefused
 from .errors import NoDevice as NoDevice
+from .errors import NoNode as NoNode
 from .errors import NotPicklable as NotPicklable
 from .errors import PhalanxError as PhalanxError
 from .errors import RemoteError as RemoteError

@@ -315,6 +315,14 @@ class NoDevice(RuntimeFault):
         return NoDevice(self.who, self.share, **named, limit=limit)
 
 
+class NoNode(NoDevice):
+    """There is no machine for a rank: the engine found none in time, or none that could serve."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__("a rank", 1, leased={}, quarantined={})
+        self.args = (why,)
+
+
 def error_text(error: BaseException) -> str:
     """Return *error* as text; the name of its class if its ``__repr__`` raises."""
     try:

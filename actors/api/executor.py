@@ -23,7 +23,6 @@ from .group import RankGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from phalanx.actors.group.handle import Parent
     from phalanx.actors.spec.checkpoint_policy import Checkpoint, CheckpointPolicy
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
         RestartPolicy,
     )
     from phalanx.actors.spec.results import Status
-    from phalanx.runtime import RankInfo, ReportFolder, Runtime
+    from phalanx.cluster import ClusterOptions
+    from phalanx.runtime import RankInfo, Runtime
     from phalanx.supervision import ExitReason, Intensity, Strategy
 
     Table = Mapping[str, Any]
@@ -64,9 +64,7 @@ class Executor(CallMethods[W]):
         launch: How processes are started: a `Launch`, or just its method.
         checkpoint: When the state of the ranks is taken (`WorkerActor.checkpoint`) to be given to
             those that come after them (`WorkerActor.restore`); None takes none.
-        report_dir: Where crash reports are also written as files: a folder, or a `ReportFolder`,
-            which also says how many are kept. None takes the runtime's, then that which the
-            variable ``PHALANX_REPORT_DIR`` names, and else writes none.
+        cluster: The machines on which the ranks live, such as `Ray`; None for this one.
         runtime: The shared parts to use; None takes this process's own.
 
     Each of *policy*, *devices*, *limits*, *launch*, *layout* and *checkpoint* may be a mapping of
@@ -99,7 +97,7 @@ class Executor(CallMethods[W]):
         hang_after: float | None = None,
         launch: Launch | LaunchMethod | Table | None = None,
         checkpoint: CheckpointPolicy | Table | None = None,
-        report_dir: str | Path | ReportFolder | None = None,
+        cluster: ClusterOptions | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         spec = spec_of(
@@ -118,7 +116,7 @@ class Executor(CallMethods[W]):
             hang_after=hang_after,
             launch=launch,
             checkpoint=checkpoint,
-            report_dir=report_dir,
+            cluster=cluster,
         )
         if replace and name is None:
             raise SpecError("replace", replace, "name the executor that is to be replaced")

@@ -339,7 +339,7 @@ def coordinator_of(spec: ExecutorSpec) -> CheckpointCoordinator | None:
         spec.checkpoint,
         together=spec.policy.strategy is not Strategy.ONE_FOR_ONE,
         limit=None if limit == math.inf else limit,
-        sealed=spec.transport is not None,
+        sealed=spec.is_remote,
     )
 
 

@@ -25,9 +25,11 @@ import pykka
 
 from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
 from phalanx.actors.health.hang_detector import HangDetector
-from phalanx.actors.remote.links import Links
+from phalanx.actors.remote.links import Links, NodeLinks
+from phalanx.actors.remote.node_places import NodePlaces
 from phalanx.actors.spec.factory import SourceFile
 from phalanx.actors.spec.results import Emitted, Status
+from phalanx.cluster import FarProcess
 from phalanx.runtime import (
     Frame,
     GroupEnded,
@@ -72,8 +74,9 @@ from .standby import Standby
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from phalanx.actors.calls.rank import Progress
     from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import Rendezvous
     from phalanx.supervision import RankAction, RankDecision
@@ -138,16 +141,27 @@ class GroupActor(ProtectedActor):
         self._planned = 0
         self._planned_at = self._clock()
         self._forget = runtime.loop.when_lost(partial(group.post, self._loop_lost))
-        self._leases = DeviceLeases(group, self._start_again, self.look_at_devices)
+        self._places: NodePlaces | None = None
+        self._leases: DeviceLeases | NodePlaces
+        if spec.cluster is None:
+            self._leases = DeviceLeases(group, self._start_again, self.look_at_devices)
+        else:
+            retry, lost = self._start_again, self._node_lost
+            self._leases = self._places = NodePlaces(group, spec.cluster, retry, lost)
+            group.nodes = self._places.nodes
         group.devices = self._leases.status
         self._shutdown = Shutdown(group, self._abandon)
-        links = None
-        if spec.transport is not None:
-            links = Links(group, spec.transport, lost=self._link_lost, gone=self._exited)
+        links: Links | None = None
+        ends: dict[str, Any] = {"lost": self._link_lost, "gone": self._exited}
+        if self._places is not None:
+            places = self._places
+            links = NodeLinks(group, places.link_options, places.pool, gpus=places.gpus, **ends)
+        elif (transport := spec.transport) is not None:
+            links = Links(group, lambda: transport, **ends)
         self._membership = Membership(
             group,
             self._leases,
-            WorkerBuilder(group),
+            WorkerBuilder(group, None if self._places is None else self._places.place_of),
             links,
             on_launched=self._launched,
             on_exit=self._exited,
@@ -299,7 +313,7 @@ class GroupActor(ProtectedActor):
         if worker.released:
             return
         if worker.rank >= 0:
-            self._settle(worker, reason_of(worker))
+            self._settle([worker], reason_of(worker))
             return
         report = self._deaths.report_spare(worker)
         self._standby.gone(worker, str(report.reason))
@@ -313,27 +327,37 @@ class GroupActor(ProtectedActor):
             self._show()
         else:
             detail = f"{worker.hung}; {left}" if worker.hung else left
-            self._settle(worker, ExitReason(ExitKind.UNRESPONSIVE, detail))
+            self._settle([worker], ExitReason(ExitKind.UNRESPONSIVE, detail))
 
-    def _settle(self, worker: Worker, reason: ExitReason) -> None:
-        """Have it decided what follows from the end of *worker*, and do it."""
+    def _node_lost(self, ranks: Mapping[int, int], why: str) -> None:
+        """Settle the end of all *ranks*, by number and incarnation, whose node was lost."""
+        lost = [self._membership.find(*pair) for pair in ranks.items()]
+        if workers := [worker for worker in lost if worker is not None]:
+            self._settle(workers, ExitReason(ExitKind.UNRESPONSIVE, why))
+
+    def _settle(self, workers: Sequence[Worker], reason: ExitReason) -> None:
+        """Have it decided what follows from the end of *workers*, of one cause, and do it."""
         now = self._clock()
-        self._checkpoints.blame(worker, reason)
-        progress = self._plane.progress(worker.rank, worker.incarnation)
-        if progress.served and self._parent is not None:
-            self._parent.ctx.progressed()
+        ended: list[tuple[Worker, Progress]] = []
+        for worker in workers:
+            self._checkpoints.blame(worker, reason)
+            progress = self._plane.progress(worker.rank, worker.incarnation)
+            if progress.served and self._parent is not None:
+                self._parent.ctx.progressed()
+            ended.append((worker, progress))
         epoch = self._state.epoch
         self._state, actions = decide.ranks_exited(
             self._state,
-            ((worker.rank, worker.incarnation),),
+            tuple((worker.rank, worker.incarnation) for worker in workers),
             reason,
             now,
             jitter=_jitter(),
-            directive=self._deaths.directive(worker, reason),
-            out_of_step=worker.out_of_step,
+            directive=self._deaths.directive(workers[0], reason),
+            out_of_step=any(worker.out_of_step for worker in workers),
         )
-        self._deaths.settle(worker, reason, progress, self._state, actions, epoch=epoch, at=now)
-        self._membership.release(worker)
+        self._deaths.settle(ended, reason, self._state, actions, epoch=epoch, at=now)
+        for worker in workers:
+            self._membership.release(worker)
         self._perform(actions)
 
     def _not_started(self, ranks: tuple[tuple[int, int], ...], reason: ExitReason) -> None:
@@ -575,7 +599,8 @@ class GroupActor(ProtectedActor):
 
     def _epoch(self, number: int) -> EpochSpec:
         if self._rendezvous is None or self._rendezvous.epoch != number:
-            self._rendezvous = self._store.open(number)
+            where = () if self._places is None else (self._places.pool.address,)
+            self._rendezvous = self._store.open(number, *where)
         trace = self.group.trace.starting()
         return EpochSpec(number, self._layout, self._rendezvous, trace)
 
@@ -687,7 +712,9 @@ class GroupActor(ProtectedActor):
         worker = self._membership.find(rank, incarnation)
         pid = None if worker is None else worker.labels.pid or None
         device = "" if worker is None else worker.labels.device
-        return RankInfo(rank, pid, incarnation, self._state.epoch, state, device)
+        process = None if worker is None else worker.process
+        host = process.host if isinstance(process, FarProcess) else ""
+        return RankInfo(rank, pid, incarnation, self._state.epoch, state, device, host=host)
 
 
 def _jitter() -> float:

@@ -16,10 +16,11 @@ import math
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.rank import Progress
+from phalanx.cluster import FarProcess
 from phalanx.runtime import (
     CallInProgress,
     CrashReport,
@@ -44,7 +45,7 @@ from phalanx.supervision import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from phalanx.actors.calls.call import Call
     from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
@@ -57,6 +58,10 @@ if TYPE_CHECKING:
 
 
 _KEPT = 256  # reports that wait for room on a disk
+_NO_CODE = (
+    "its machine has not the code of the driver; install it there, or have it sent, with Ray by "
+    "runtime_env={'working_dir': '.'}"
+)
 _PATIENCE = 5.0  # seconds for the disk at the end
 
 
@@ -172,7 +177,7 @@ def report_on(
             running_for=progress.running,
             abandoned=progress.abandoned,
         )
-    return CrashReport.of(
+    report = CrashReport.of(
         worker.labels,
         reason,
         at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
@@ -188,6 +193,9 @@ def report_on(
         decision=decided.text,
         why=decided.why,
     )
+    if isinstance(worker.process, FarProcess):
+        return replace(report, host=worker.process.host)
+    return report
 
 
 def reason_of(worker: Worker) -> ExitReason:
@@ -206,8 +214,9 @@ def reason_of(worker: Worker) -> ExitReason:
         unresponsive=bool(worker.hung),
         detail=worker.hung or detail,
     )
-    if worker.broken:
-        return replace(reason, kind=ExitKind.CRASH, detail=worker.broken)
+    far = worker.process.broken if isinstance(worker.process, FarProcess) else ""
+    if broken := worker.broken or far:
+        return replace(reason, kind=ExitKind.CRASH, detail=broken)
     if not worker.ready and not worker.asked and not reason.is_failure:
         # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
         return replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
@@ -218,6 +227,9 @@ def start_error(worker: Worker, reason: ExitReason, report: CrashReport) -> Star
     """Return what the constructor raises; its cause is the worker's own exception, if it raised."""
     detail = f"rank {worker.rank} (pid {report.pid}) did not become ready: {reason}"
     failure: RemoteFailure | None = worker.failure
+    is_far = isinstance(worker.process, FarProcess)
+    if failure is not None and is_far and failure.type_name == "ModuleNotFoundError":
+        detail += f": {_NO_CODE}"
     if failure is not None and failure.type_name != "SystemExit":
         error = StartFailed(detail, (report,))
         error.__cause__ = failure.revive()
@@ -255,7 +267,8 @@ class Deaths:
         self._membership = membership
         self._checkpoints = checkpoints
         self._show = show
-        folder = spec.report_dir or group.runtime.reports or ReportFolder.from_environment()
+        kept = cast("ReportFolder | None", spec.policy.report_dir)
+        folder = kept or group.runtime.reports or ReportFolder.from_environment()
         self._writer = ReportWriter(folder, group)
         self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
         self.restarts = 0
@@ -280,66 +293,89 @@ class Deaths:
 
     def settle(
         self,
-        worker: Worker,
+        ended: Sequence[tuple[Worker, Progress]],
         reason: ExitReason,
-        progress: Progress,
         state: GroupState,
         actions: tuple[RankAction, ...],
         *,
         epoch: int,
         at: float,
     ) -> None:
-        """Report the end of *worker* at *at*, in *epoch*, and settle or re-send what it cut short.
+        """Report the end of workers at *at*, in *epoch*, and settle or re-send what it cut short.
 
-        *state* and *actions* are what has been decided after it.
+        Args:
+            ended: Those that have ended of one cause, each with what it was doing.
+            state: That which has been decided after it; *actions* likewise.
         """
-        # One that stayed when others were restarted, under REST_FOR_ONE, has that of its start.
-        worker.epoch, worker.labels = epoch, replace(worker.labels, epoch=epoch)
-        ran_for = at - worker.started_at
-        self._group.publish(WorkerExited(**worker.who(), reason=reason, ran_for=ran_for, at=at))
+        for worker, _ in ended:
+            # One that stayed when others were restarted, under REST_FOR_ONE, has that of its start.
+            worker.epoch, worker.labels = epoch, replace(worker.labels, epoch=epoch)
+            ran_for = at - worker.started_at
+            self._group.publish(WorkerExited(**worker.who(), reason=reason, ran_for=ran_for, at=at))
         decided = next((each for each in actions if isinstance(each, Decided)), None)
-        if decided is None and worker.forced and (progress.method or progress.queued):
+        first, doing = ended[0]
+        if decided is None and first.forced and (doing.method or doing.queued):
             decided = Decided("restart it", "restart(force=True) was called")
-        lost = {worker.rank: worker.incarnation}
+        lost = {worker.rank: worker.incarnation for worker, _ in ended}
         if decided is None:
             self._plane.lose(lost, None, self._stopped)
+        else:
+            self._report(ended, reason, decided, lost, state=state, actions=actions, epoch=epoch)
+        for worker, _ in ended:
             self._plane.detach(worker.rank, worker.incarnation)
-            return
+
+    def _report(
+        self,
+        ended: Sequence[tuple[Worker, Progress]],
+        reason: ExitReason,
+        decided: Decided,
+        lost: dict[int, int],
+        *,
+        state: GroupState,
+        actions: tuple[RankAction, ...],
+        epoch: int,
+    ) -> None:
+        """Report on workers, of whose end something follows, and settle their calls."""
+        first = ended[0][0]
         now = self._group.clock()
         ends = state.phase in (Phase.CLOSING, Phase.ENDED)
-        if not ends and not worker.forced:
+        if not ends and not first.forced:
             self.restarts += 1
             self.at = now
-        known = report_on(worker, reason, progress, decided, now)
-        message = f"rank {worker.rank} (pid {known.pid}) died: {reason}; {decided}"
+        known = [report_on(worker, reason, doing, decided, now) for worker, doing in ended]
+        name = f"rank {first.rank} (pid {known[0].pid})"
+        if len(ended) > 1:
+            name = f"ranks {', '.join(str(rank) for rank in sorted(lost))}"
+        message = f"{name} died: {reason}; {decided}"
         for action in actions:
             # Without hurry the others may finish what they have.
             if isinstance(action, StopRanks) and action.hurry:
                 others = (m for m in self._membership.current() if m.rank in action.ranks)
                 lost |= {other.rank: other.incarnation for other in others}
+        reports: list[CrashReport] = []
 
         def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
-            settled = known.settled(fates, waiting)
-            prospect = "" if ends else self._checkpoints.prospect(worker.rank)
-            self.last = report = replace(settled, checkpoint=prospect)
-            self._reports.append(report)
+            for (worker, _), report in zip(ended, known, strict=True):
+                prospect = "" if ends else self._checkpoints.prospect(worker.rank)
+                settled = report.settled(fates, waiting)
+                reports.append(replace(settled, checkpoint=prospect))
+            self.last = reports[0]
+            self._reports.extend(reports)
             self._show()  # whoever hears of the death from a call finds its report in the status
-            return report
+            return reports[0]
 
         def died(call: Call) -> BaseException:
             return WorkerDied(f"{call.name}: {message}", call.reports or (self.last,))
 
         self._plane.lose(lost, story, died, ends=ends)
-        report = self.last
-        assert report is not None
         if state.served_at is None and self._group.start_error is None:
-            self._group.start_error = start_error(worker, reason, report)
-        self.file(report)
-        if not worker.forced:
+            self._group.start_error = start_error(first, reason, reports[0])
+        for report in reports:
+            self.file(report)
+        if not first.forced:
             self.is_down = True
-            name = self._group.spec.name
-            self._group.publish(GroupDown(group=name, epoch=epoch, cause=message, at=now))
-        self._plane.detach(worker.rank, worker.incarnation)
+            group = self._group.spec.name
+            self._group.publish(GroupDown(group=group, epoch=epoch, cause=message, at=now))
 
     def report_spare(self, spare: Worker) -> CrashReport:
         """Return the report on *spare*, whose end is no failure of the group; `file` it."""

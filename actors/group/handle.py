@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from phalanx.actors.observe.hooks import GroupProbe, Probe
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
+    from phalanx.cluster import NodeInfo
     from phalanx.runtime import Arena, DeviceStatus, Frame, RankInfo, Runtime
     from phalanx.supervision import ExitReason, ProtectedActor, StartContext
 
@@ -117,6 +118,7 @@ class Group:
         owns_checkpoints: Whether *checkpoints* end with the executor.
         cause: Why the group ended by itself; None if it was closed or lives.
         devices: Returns how the devices are.
+        nodes: Returns how the nodes of the cluster are.
         probe: The hook of fault injection; None if there is none.
         numbers: Numbers of calls.
     """
@@ -149,6 +151,7 @@ class Group:
         self.cause: ExitReason | None = None
         self.closing = False
         self.devices: Callable[[], tuple[DeviceStatus, ...]] = tuple
+        self.nodes: Callable[[], tuple[NodeInfo, ...]] = tuple
         self.probe: GroupProbe | None = None
         self.numbers = itertools.count(1)
         self.trace = GroupTrace(spec.name, spec.worker.__name__)
@@ -185,7 +188,7 @@ class Group:
                 release.callback(release_shared, self.runtime)
             # Boots while the rest is being made.
             self.runtime.launcher.warm(spec.launch.preload)
-            if spec.transport is not None:
+            if spec.is_remote:
                 self.runtime.launcher.warm(RELAY_PRELOAD)
             if parent is not None:
                 parent.ctx.emit_by(self.runtime.collector.emit)
@@ -204,7 +207,7 @@ class Group:
                 spec.world_size,
                 depth=spec.limits.queue_depth,
                 snapshots=self.checkpoints,
-                spins=spec.transport is None,
+                spins=not spec.is_remote,
                 log=self.log,
                 on_end=lambda rank, number: self.post(self.actor.expect_exit, rank, number),
                 on_busy=self.hang_limits.wake,
@@ -313,6 +316,7 @@ class Group:
             ranks=self.ranks(),
             checkpoint=None if self.checkpoints is None else self.checkpoints.store.latest(),
             devices=self.devices(),
+            nodes=self.nodes(),
             **counts,
         )
 
@@ -407,7 +411,7 @@ class Group:
         if serving:
             free += descriptor_limit.FOR_ALL + serving * descriptor_limit.FOR_SERVING
         ranks = world_size + self.spec.policy.standby
-        linked = self.spec.transport is not None
+        linked = self.spec.is_remote
         each = descriptor_limit.FOR_RANK + linked * descriptor_limit.FOR_LINK
         needed = descriptor_limit.FOR_ALL + ranks * each
         if needed > free:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from phalanx.actors.spec.layout import Layout
-    from phalanx.runtime import Lease, Rendezvous
+    from phalanx.runtime import Lease, Place, Rendezvous
 
     from .handle import Group
 
@@ -88,11 +88,16 @@ _KEEP = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 class WorkerBuilder:
-    """Equips the workers of *group*."""
+    """Equips the workers of *group*.
 
-    def __init__(self, group: Group) -> None:
+    Args:
+        place_of: Returns where a rank is; None if all are on this machine.
+    """
+
+    def __init__(self, group: Group, place_of: Callable[[int], Place] | None = None) -> None:
         self._group = group
         self._spec = group.spec
+        self._place_of = place_of
         self._locks = descriptors.own(create_lock_file())
         # A copy: a process that is executed has another descriptor 0 at first.
         inherits = self._spec.launch.stdio == "inherit"
@@ -170,8 +175,7 @@ class WorkerBuilder:
         """Return what tells *worker*, which is kept, to join *epoch*."""
         env: dict[str, str] = {}
         if epoch.rendezvous is not None:
-            size, rank = epoch.layout.world_size, worker.rank
-            env = rendezvous_environment(epoch.rendezvous, rank, rank, size)
+            env = self._meeting(worker.rank, epoch.rendezvous, epoch.layout.world_size)
         order = Reform(epoch=epoch.number, rendezvous=epoch.rendezvous, env=env)
         payload = Payload.of(encode(order, "the order"))
         return payload.packet(Kind.REFORM, epoch=epoch.number, call_id=0)
@@ -180,6 +184,7 @@ class WorkerBuilder:
         spec, rank = self._spec, worker.rank
         probe, checkpoints = self._group.probe, self._group.checkpoints
         restore_point = worker.restore_point
+        place = None if self._place_of is None else self._place_of(rank)
         assert worker.lease is not None
         return WorkerConfig(
             factory=factory,
@@ -194,21 +199,29 @@ class WorkerBuilder:
             saving=None if checkpoints is None else (checkpoints.base, checkpoints.store.where),
             restoring=() if restore_point is None else restore_point.spans,
             reshards=restore_point is not None and restore_point.is_spread,
+            local_rank=rank if place is None else place.local_rank,
+            machines=1 if place is None else place.nodes,
         )
 
     def _environment(self, worker: Worker, epoch: EpochSpec) -> dict[str, str]:
         spec, rank, rendezvous = self._spec, worker.rank, epoch.rendezvous
-        env = {**threads_of_each(epoch.layout.world_size), **os.environ}
+        env: dict[str, str] = {}  # on a node it is set over the node's own
+        if self._place_of is None:
+            env |= {**threads_of_each(epoch.layout.world_size), **os.environ}
         if spec.policy.survivors == "keep":
             env.setdefault(*_KEEP)
         if rendezvous is not None:
-            env |= rendezvous_environment(rendezvous, rank, rank, epoch.layout.world_size)
+            env |= self._meeting(rank, rendezvous, epoch.layout.world_size)
         if worker.lease is not None:
             env |= worker.lease.environment
         env |= spec.launch.env
         if rank < len(spec.launch.rank_env):
             env |= spec.launch.rank_env[rank]
         return env
+
+    def _meeting(self, rank: int, rendezvous: Rendezvous, size: int) -> dict[str, str]:
+        place = None if self._place_of is None else self._place_of(rank)
+        return rendezvous_environment(rendezvous, rank, size, place)
 
     def _title(self, worker: Worker, epoch: EpochSpec) -> str:
         where = f" {worker.labels.coordinates}" if worker.labels.coordinates else ""
@@ -222,6 +235,7 @@ class WorkerBuilder:
             entry="phalanx.runtime.worker.call_loop:main",
             payload=pickle.dumps(boot),
             fds={"locks": self._locks, **self._stdin, **worker.output.child_fds()},
+            preload=launch.preload,
             label=f"{worker.labels.child}#{worker.labels.incarnation}",
             title=title,
             env=env,

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from select import EPOLLIN
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from phalanx.cluster import FarProcess
 from phalanx.runtime import (
     Kind,
     LaunchSpec,
@@ -27,10 +28,11 @@ from phalanx.runtime import (
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from phalanx.actors.checkpoint.snapshot_store import RestorePoint
     from phalanx.actors.remote.links import Links
+    from phalanx.actors.remote.node_places import NodePlaces
     from phalanx.runtime import Lease, Process
 
     from .device_leases import DeviceLeases
@@ -56,7 +58,7 @@ class Launch:
     """
 
     workers: tuple[Worker, ...]
-    processes: list[Process] = field(default_factory=list["Process"])
+    processes: Sequence[Process | FarProcess] = ()
     error: BaseException | None = None
 
 
@@ -72,7 +74,7 @@ class Membership:
     def __init__(
         self,
         group: Group,
-        leases: DeviceLeases,
+        leases: DeviceLeases | NodePlaces,
         builder: WorkerBuilder,
         links: Links | None,
         *,
@@ -184,19 +186,20 @@ class Membership:
             return not all(worker.asked for worker in made)
 
         def start() -> None:
+            limits: dict[str, Any] = {"deadline": deadline, "is_wanted": is_wanted}
+
+            def on_exit(process: Process | FarProcess) -> None:
+                self._exited(by_label[process.label])
+
             if self._links is not None:
-                self._links.launch(made, deadline, is_wanted)
-            preload = self._spec.launch.preload
-            complete = [
-                replace(spec, fds={**spec.fds, **worker.worker_fds()}, preload=preload)
+                launch.processes = self._links.launch(made, specs, on_exit=on_exit, **limits)
+                return
+            complete = (
+                replace(spec, fds={**spec.fds, **worker.worker_fds()})
                 for spec, worker in zip(specs, made, strict=True)
-            ]
-            launch.processes = self._group.runtime.launcher.launch(
-                *complete,
-                on_exit=lambda process: self._exited(by_label[process.label]),
-                deadline=deadline,
-                is_wanted=is_wanted,
             )
+            launcher = self._group.runtime.launcher
+            launch.processes = launcher.launch(*complete, on_exit=on_exit, **limits)
 
         def run() -> None:
             with occupied:
@@ -238,7 +241,8 @@ class Membership:
         for worker, process in zip(launch.workers, launch.processes, strict=True):
             worker.process = process
         for worker, process in zip(launch.workers, launch.processes, strict=True):
-            worker.labels = replace(worker.labels, pid=process.pid)
+            device = process.device if isinstance(process, FarProcess) else worker.labels.device
+            worker.labels = replace(worker.labels, pid=process.pid, device=device)
             worker.output.label(pid=process.pid)
             hear = partial(worker.hear, self._group)
             worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, hear)
@@ -296,7 +300,7 @@ class Membership:
         if worker.lease is not None:
             self._leases.give_back(worker.lease, None if process is None else process.pid)
         if worker.remote is not None:
-            worker.remote.outpost.bury()
+            worker.remote.bury()
         descriptors.close(worker.control)
         if not worker.attached:
             worker.channel.close()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import STACKS, Kind, Payload, Vitals, describe_threads
+from phalanx.runtime import STACKS, Kind, Payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ class Shutdown:
         process = worker.process
         if process is None or process.status is not None:
             return
-        vitals = Vitals.of(process.pid)
+        vitals = process.vitals()
         took = self._group.clock() - worker.killed_at
         if vitals.is_ending and took < _LONGEST_END:
             self.after(worker, _KILL_LIMIT, self._abandon, worker)
@@ -121,7 +121,7 @@ class Shutdown:
         worker.hung = f"{why}; {seen}" if seen else why
         if process is None:
             return
-        worker.threads = describe_threads(process.pid)
+        worker.threads = process.describe_threads()
         worker.words_end = os.fstat(worker.output.faults).st_size
         process.send_signal(STACKS)
         if process.is_stopped():

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from phalanx.cluster import FarProcess
 from phalanx.runtime import Frame, Kind, Payload, read_crash_output, receive, send
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Worker:
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
         failure: The exception of its start, or the one that ended it, once reported.
-        remote: Its link, if it is on another machine.
+        remote: Its link, if it shares no memory with the driver.
     """
 
     rank: int
@@ -70,7 +71,7 @@ class Worker:
     output: WorkerOutput
     started_at: float
     lease: Lease | None = None
-    process: Process | None = None
+    process: Process | FarProcess | None = None
     watch: Watch | None = None
     attached: bool = False
     ready: bool = False
@@ -103,18 +104,17 @@ class Worker:
         }
 
     def worker_fds(self) -> dict[str, int]:
-        """Return what the worker inherits of the way to it, by name."""
-        if self.remote is not None:
-            return self.remote.outpost.worker_fds()
+        """Return the far ends of the way to it: a worker of this machine inherits them, by name."""
         return {"control": self.control_end.fileno(), **self.channel.child_fds()}
 
     def close_child_ends(self) -> None:
         """Let go of what only the process uses, which has been started or never will be."""
         self.control_end.close()
         self.channel.close_child_ends()
-        self.output.close_child_ends()
         if self.remote is not None:
-            self.remote.outpost.close_ends()
+            self.remote.close_ends()
+        if self.remote is None or self.remote.output is None:
+            self.output.close_child_ends()
 
     def hear(self, group: Group, _events: int) -> None:
         """Pass on the messages of its control socket; on the event loop's thread.
@@ -159,7 +159,10 @@ class Worker:
         """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""
         if self.words_end is None:
             return ""
-        stacks = read_crash_output(self.output.faults, self.words_end)
+        if isinstance(self.process, FarProcess):
+            stacks = self.process.stacks
+        else:
+            stacks = read_crash_output(self.output.faults, self.words_end)
         return f"{self.threads}\n\n{stacks}".strip()
 
     def last_lines(self) -> Any:
@@ -167,6 +170,8 @@ class Worker:
         with contextlib.suppress(OSError):
             self.output.drain(time.monotonic() + _LAST_LINES)
         tail = self.output.tail()
+        if isinstance(self.process, FarProcess):
+            return replace(tail, last_words=self.process.last_words)
         if self.words_end is not None:
             words = tail.last_words.encode()[: self.words_end].decode("utf-8", "replace")
             tail = replace(tail, last_words=words)

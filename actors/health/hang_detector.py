@@ -386,7 +386,7 @@ def _is_stopped(worker: Worker | None) -> bool:
 
 
 def _vitals(worker: Worker) -> Vitals:
-    return Vitals.of(None if worker.process is None else worker.process.pid)
+    return Vitals() if worker.process is None else worker.process.vitals()
 
 
 def _describe(pulse: Pulse | None, before: Vitals, vitals: Vitals) -> str:

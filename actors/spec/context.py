@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.runtime import Kind, ProgressPage, SharedLock
-from phalanx.supervision import require_package
+from phalanx.supervision import SpecError, require_package
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +50,7 @@ class WorkerContext:
     _link: Link | None = field(default=None, repr=False)
     _listener: Any = field(default=None, repr=False)
     _page: ProgressPage | None = field(default=None, repr=False)
+    _machines: int = field(default=1, repr=False)
 
     @property
     def device(self) -> str:
@@ -89,7 +90,13 @@ class WorkerContext:
             self._page = ProgressPage(self._link.fds["page"])
         return self._page
 
-    def lock(self, name: str, timeout: float | None = None) -> SharedLock:
+    def lock(
+        self,
+        name: str,
+        timeout: float | None = None,
+        *,
+        scope: Literal["group", "node"] = "group",
+    ) -> SharedLock:
         """Return the lock *name*, which the workers of this group share.
 
         ``with ctx.lock("cache", timeout=5.0) as died:`` enters once nobody else is inside; *died*
@@ -99,7 +106,15 @@ class WorkerContext:
             name: Any text; whoever gives the same means the same lock.
             timeout: Seconds that ``with`` waits before it raises `LockTimeout`; None waits without
                 limit.
+            scope: ``"node"``: the workers of this machine alone share it. A group on several
+                machines has no other locks.
+
+        Raises:
+            SpecError: the group is on several machines, and *scope* was not given.
         """
+        if scope == "group" and self._machines > 1:
+            remedy = f"the group is on {self._machines} machines: give scope='node'"
+            raise SpecError("scope", scope, remedy)
         return SharedLock(self._lock_file, name, self.rank, self.incarnation, timeout)
 
     def init_process_group(self, backend: str | None = None, **options: Any) -> None:

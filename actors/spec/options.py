@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from phalanx.cluster import ClusterOptions
 from phalanx.runtime import (
     DevicePool,
     ReportFolder,
@@ -80,6 +81,9 @@ class RestartPolicy:
             group; past that it is replaced as well. Groups are aborted after 0.25.
         standby: How many spare processes are kept warm: everything is imported and `on_standby`
             has run. One takes the place of a rank that died at once; another follows it.
+        report_dir: Where crash reports are also written as files: a folder, or a `ReportFolder`,
+            which also says how many are kept. None takes the runtime's, then that which the
+            variable ``PHALANX_REPORT_DIR`` names, and else writes none.
     """
 
     strategy: Strategy = Strategy.ONE_FOR_ALL
@@ -90,6 +94,7 @@ class RestartPolicy:
     survivors: Survivors = "restart"
     leave_within: float = 10.0
     standby: int = 0
+    report_dir: str | Path | ReportFolder | None = None
 
     def __post_init__(self) -> None:
         strategy = check_word("policy.strategy", self.strategy, Strategy)
@@ -113,6 +118,9 @@ class RestartPolicy:
             backoff=None if backoff is None else group_of("policy.backoff", BackOff, backoff),
             leave_within=check_seconds("policy.leave_within", self.leave_within, positive=True),
             standby=check_count("policy.standby", self.standby, 0),
+            report_dir=None
+            if self.report_dir is None
+            else ReportFolder.of("policy.report_dir", self.report_dir),
         )
 
 
@@ -380,6 +388,7 @@ REPLACED = {
     "prefill_context": "layout.prefill_context",
     "backoff": "policy.backoff",
     "decider": "policy.decider",
+    "report_dir": "policy.report_dir",
     "survivors": "policy.survivors",
     "leave_within": "policy.leave_within",
     "devices_per_rank": "devices.per_rank",
@@ -425,7 +434,7 @@ class ExecutorSpec:
     launch: Launch
     pickled_decider: bytes
     checkpoint: CheckpointPolicy | None
-    report_dir: ReportFolder | None
+    cluster: ClusterOptions | None
 
     @property
     def world_size(self) -> int:
@@ -436,6 +445,11 @@ class ExecutorSpec:
     def transport(self) -> Zmq | None:
         """How ranks are reached that share no memory with the driver; None where they do."""
         return check_transport(self.launch.transport)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its ranks share no memory with the driver."""
+        return self.cluster is not None or self.transport is not None
 
 
 def spec_of(
@@ -455,7 +469,7 @@ def spec_of(
     hang_after: float | None = None,
     launch: object = None,
     checkpoint: object = None,
-    report_dir: str | Path | ReportFolder | None = None,
+    cluster: object = None,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -486,8 +500,11 @@ def spec_of(
     if saving is not None:
         _check_checkpoint(saving, worker, start)
     pool = group_of("devices", Devices, devices, short="names")
-    pool.check(size)
-    if report_dir is None:
+    if cluster is None:
+        pool.check(size)
+    else:
+        _check_cluster(cluster, restarts, pool, start)
+    if restarts.report_dir is None:
         ReportFolder.from_environment()  # checked here, and used if the runtime has none
     decider = restarts.decider
     factory = factory_of(worker, args, kwargs)
@@ -511,8 +528,29 @@ def spec_of(
         checkpoint=saving
         if saving is None or saving.where is None
         else replace(saving, where=check_folder("checkpoint.where", saving.where)),
-        report_dir=None if report_dir is None else ReportFolder.of("report_dir", report_dir),
+        cluster=cast("ClusterOptions | None", cluster),
     )
+
+
+def _check_cluster(
+    cluster: object, policy: RestartPolicy, devices: Devices, launch: Launch
+) -> None:
+    """Raise a `SpecError` for what ranks on a cluster cannot be given yet."""
+    check_kind("cluster", cluster, ClusterOptions)
+    if launch.method == "inline":
+        raise SpecError("launch.method", launch.method, "an inline rank is in the driver")
+    if launch.transport != "local":
+        remedy = "leave it out: cluster= says where the driver listens"
+        raise SpecError("launch.transport", launch.transport, remedy)
+    if launch.stdio == "inherit":
+        raise SpecError("launch.stdio", launch.stdio, "ranks on a cluster have no terminal")
+    if policy.standby:
+        raise SpecError("policy.standby", policy.standby, "give cluster.spare_nodes")
+    if devices.names not in (None, "cpu", "cuda"):
+        remedy = "give 'cpu' or 'cuda': each node leases what it sees"
+        raise SpecError("devices.names", devices.names, remedy)
+    if devices.visibility != "one":
+        raise SpecError("devices.visibility", devices.visibility, "a rank on a node sees its own")
 
 
 def _check_checkpoint(policy: CheckpointPolicy, worker: type[WorkerActor], launch: Launch) -> None:
@@ -550,7 +588,8 @@ def layout_for(
     layout.check(world_size)
     if spec.launch.method == "inline" and world_size != 1:
         raise SpecError("world_size", world_size, 'launch="inline" has one rank')
-    spec.devices.check(world_size)
+    if spec.cluster is None:
+        spec.devices.check(world_size)
     together = spec.checkpoint is not None and spec.policy.strategy is not Strategy.ONE_FOR_ONE
     reshards = spec.worker.reshard is not WorkerActor.reshard
     if together and not reshards and world_size != now.world_size:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import Phase
 
 if TYPE_CHECKING:
+    from phalanx.cluster import NodeInfo
     from phalanx.runtime import CrashReport, DeviceStatus, RankInfo
     from phalanx.supervision import RestartWindow
 
@@ -87,6 +88,7 @@ class Status:
             Those of spares come as events and files alone.
         checkpoint: The newest state of the ranks that is kept; None if there is none.
         devices: The devices it chooses from, as they were when last examined.
+        nodes: The machines of its cluster; empty if its ranks are on this one.
         in_flight: Calls sent and not settled.
         waiting: Calls accepted that are queued.
         dropped_replies: Replies that came too late, and packets that were no messages.
@@ -104,6 +106,7 @@ class Status:
     reports: tuple[CrashReport, ...] = ()
     checkpoint: Checkpoint | None = None
     devices: tuple[DeviceStatus, ...] = ()
+    nodes: tuple[NodeInfo, ...] = ()
     in_flight: int = 0
     waiting: int = 0
     dropped_replies: int = 0

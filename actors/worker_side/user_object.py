@@ -69,6 +69,7 @@ class WorkerConfig:
         restoring: The (start, size) of the rank's own state, or of all ranks' for `reshard`, in the
             file that follows on the control socket; empty for none.
         reshards: Whether those are the states of another number of ranks.
+        machines: How many the group is on.
     """
 
     factory: bytes
@@ -83,6 +84,8 @@ class WorkerConfig:
     saving: tuple[int, str] | None = None
     restoring: tuple[tuple[int, int], ...] = ()
     reshards: bool = False
+    local_rank: int = 0
+    machines: int = 1
 
     def context(
         self, rank: int, epoch: int, incarnation: int, log: Any, lock_file: int, **link: Any
@@ -91,7 +94,7 @@ class WorkerConfig:
         return WorkerContext(
             group=self.labels.group,
             rank=rank,
-            local_rank=rank,
+            local_rank=self.local_rank,
             world_size=self.layout.world_size,
             layout=self.layout,
             coordinates=self.layout.coordinates(rank) if self.labels.coordinates else {},
@@ -101,6 +104,7 @@ class WorkerConfig:
             rendezvous=self.rendezvous,
             log=log,
             _lock_file=lock_file,
+            _machines=self.machines,
             **link,
         )
 

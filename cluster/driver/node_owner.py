@@ -70,6 +70,12 @@ class NodeListener(Protocol):
     def refused(self, address: str, why: str) -> None:
         """A stranger tried to connect; told once for each *why* of a gateway's."""
 
+    def put_aside(self, number: int, until: float) -> None:
+        """The machine of the node was lost too often: it serves again at *until*."""
+
+    def emptied(self) -> None:
+        """No node is left, and none is wanted."""
+
     def failed(self, error: RuntimeFault) -> None:
         """No machine could be had, or none that fits; one that does not is a `NodeRefused`."""
 
@@ -259,14 +265,16 @@ class NodeOwner:
                     self._let_go(number)
                 case Dismiss(number=number, why=why):
                     self._dismiss(number, why)
-                case PutAside():
-                    pass
+                case PutAside(number=number, until=until):
+                    self._listener.put_aside(number, until)
                 case NoNode(why=why) if refused:
                     self._listener.failed(NodeRefused(why))
                 case NoNode(why=why):
                     told = ": ".join(filter(None, (why, self._engine.shortage())))
                     self._listener.failed(RuntimeFault(told))
         self._set_timer()
+        if not self.nodes.nodes and not self.nodes.wanted:
+            self._listener.emptied()
 
     def _lose(self, number: int, why: str) -> None:
         if not self._gateway.silence(number, why):

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from phalanx.runtime import descriptor_limit, descriptors
@@ -39,8 +40,10 @@ from .messages import (
     MalformedMessage,
     Message,
     NotStarted,
+    Output,
     StackText,
     Started,
+    Stopped,
     Swept,
     decode,
     encode,
@@ -65,6 +68,8 @@ _HANDSHAKE = 1000  # milliseconds for one; a node that takes longer connects aga
 _BACKLOG = 1024  # connections that wait to be accepted: nodes wait behind strangers
 _LAST_WORDS = 100  # milliseconds for what has been said on the way out
 _LONG = 3600.0
+_KEY = 2.0  # seconds by which the key of a node may come after its first try to connect
+_STRANGERS = 64  # of them that are remembered
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -132,6 +137,8 @@ class _Gateway:
         self._heard: dict[int, float] = {}  # nodes whose beats it has not been told of
         self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
         self._refusals: set[str] = set()
+        # Who was refused and may yet be admitted, by key: when that is told, from where, and why.
+        self._strangers: dict[bytes, tuple[float, str, str]] = {}
         self._looks = 0
         self._done = False
         self._waiting = Waiting()
@@ -151,7 +158,7 @@ class _Gateway:
         while not self._done:
             ready = self._wait()
             if self._doorkeeper.socket in ready:
-                self._doorkeeper.answer(self._refused)
+                self._doorkeeper.answer(self._put_off)
             if self._monitor in ready:
                 self._watch()
             if self._router in ready:
@@ -161,6 +168,7 @@ class _Gateway:
                     self._obey()
             if self._looks:
                 self._look()
+            self._tell_of_strangers()
             if self._asked and time.monotonic() >= self._asked[0][0]:
                 self._tell({"now": time.monotonic(), "ask": self._asked.popleft()[1]})
             self._flush()
@@ -178,6 +186,7 @@ class _Gateway:
         due = now + (_SOON if self._looks else _LONG)
         if self._asked:
             due = min(due, self._asked[0][0])
+        due = min([due, *(at for at, *_ in self._strangers.values())])
         is_behind = bool(self._backlog or self._heard)
         self._waiting.want(self._link.fileno(), IN | (OUT if is_behind else 0))
         return self._waiting.until(due)
@@ -185,7 +194,9 @@ class _Gateway:
     # --- the driver -----------------------------------------------------------------------
 
     def _obey(self) -> None:
-        data, fds = descriptors.receive_with_fds(self._link, ORDER, 1)
+        data, fds = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):  # it has gone without reading all
+            data, fds = descriptors.receive_with_fds(self._link, ORDER, 1)
         if not data:
             self._done = True
             return
@@ -196,7 +207,9 @@ class _Gateway:
         elif "admit" in order:
             number: int = order["admit"]
             self._peers[number] = _Peer(number, now)
-            self._doorkeeper.admit_key(order["key"].encode(), str(number).encode())
+            key = order["key"].encode()
+            self._doorkeeper.admit_key(key, str(number).encode())
+            self._strangers.pop(z85.decode(key), None)
         elif "silence" in order:
             peer = self._peers.get(order["silence"])
             if peer is not None:
@@ -264,7 +277,7 @@ class _Gateway:
                     peer.answered_at = now
                     self._heard[peer.number] = now
                     self._send(peer, Answer(number=number))
-            case Started() | NotStarted() | Ended() | StackText() | Swept():
+            case Started() | NotStarted() | Output() | Ended() | StackText() | Stopped() | Swept():
                 self._tell({"from": peer.number, "at": now}, parts[0])
             case _:
                 raise MalformedMessage(f"{type(message).__name__} is not a node's to send")
@@ -289,7 +302,8 @@ class _Gateway:
         """Find out whose connection was closed: a message to it cannot be sent."""
         self._looks -= 1
         for peer in list(self._peers.values()):
-            self._send(peer, Answer(number=0))
+            if not peer.is_silenced:  # which is gone in any case
+                self._send(peer, Answer(number=0))
 
     # --- strangers ------------------------------------------------------------------------
 
@@ -300,6 +314,19 @@ class _Gateway:
                 self._looks = _LOOKS
             elif event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the doorkeeper has told
                 self._refused("", "it does not speak as a node does")
+
+    def _put_off(self, address: str, why: str, key: bytes) -> None:
+        """Tell of a refusal later: a node may come before its key does."""
+        if why not in self._refusals:
+            self._strangers = dict(list(self._strangers.items())[-_STRANGERS:])
+            self._strangers.setdefault(key, (time.monotonic() + _KEY, address, why))
+
+    def _tell_of_strangers(self) -> None:
+        now = time.monotonic()
+        for key, (due, address, why) in list(self._strangers.items()):
+            if now >= due:
+                del self._strangers[key]
+                self._refused(address, why)
 
     def _refused(self, address: str, why: str) -> None:
         if why not in self._refusals:

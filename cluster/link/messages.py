@@ -88,12 +88,36 @@ class Greeting(Message):
     devices: tuple[str, ...]
 
 
+class RankLink(Message):
+    """How a rank is reached, a part of `RankLaunch`: what the process beside it is told.
+
+    Attributes:
+        endpoint: Where the driver's side of the calls listens.
+        server_key: The public key of that side, in ZeroMQ's encoding.
+        secret: The secret key of this incarnation, 32 bytes.
+        route: The name of the link, as secret.
+        heartbeat: Seconds between signs of life.
+        lost_after: Seconds of silence after which the rank is given up.
+        epoch: The rank's first one.
+    """
+
+    endpoint: str
+    server_key: str
+    secret: bytes
+    route: bytes
+    heartbeat: float
+    lost_after: float
+    epoch: int
+
+
 class RankLaunch(Message):
     """One rank to start, a part of `Launch`: attributes of a `LaunchSpec`.
 
     Attributes:
         env: Is set over the node's environment.
         is_forked: From a zygote; else it is a new interpreter.
+        gpus: How many GPUs of the node it gets, or which part of one; 0 for none.
+        link: How it is reached; None for a process that is sent nothing.
     """
 
     rank: int
@@ -104,6 +128,8 @@ class RankLaunch(Message):
     title: str = ""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     is_forked: bool = True
+    gpus: float = 0.0
+    link: RankLink | None = None
 
 
 class Launch(Message):
@@ -115,6 +141,12 @@ class Launch(Message):
     within: float = 60.0
 
 
+class Warm(Message):
+    """Have a process ready that has imported these modules, for ranks to be forked from."""
+
+    preload: tuple[str, ...]
+
+
 class Withdraw(Message):
     """Give a launch up unless it is over."""
 
@@ -122,10 +154,11 @@ class Withdraw(Message):
 
 
 class Started(Message):
-    """The launch is over: the ranks run, and have these pids."""
+    """The launch is over: the ranks run, and have these pids and devices."""
 
     number: int
     pids: tuple[int, ...]
+    devices: tuple[str, ...] = ()
 
 
 class NotStarted(Message):
@@ -136,7 +169,12 @@ class NotStarted(Message):
 
 
 class Ended(Message):
-    """A rank has ended, and all that came from it but *left*, which withstood being killed."""
+    """A rank has ended, and all that came from it but *left*, which withstood being killed.
+
+    Attributes:
+        stacks: What it wrote of its stacks when it was asked for them by a signal.
+        broken: What happened to its device, for which the node has killed it; empty for nothing.
+    """
 
     rank: int
     incarnation: int
@@ -146,6 +184,31 @@ class Ended(Message):
     oom: str = ""
     rusage: Mapping[str, float] = field(default_factory=dict[str, float])
     left: tuple[str, ...] = ()
+    last_words: str = ""
+    stacks: str = ""
+    broken: str = ""
+
+
+class Output(Message):
+    """What a rank has written.
+
+    Attributes:
+        stream: ``stdout``, ``stderr``, or ``log``, where each record ends in a newline.
+        text: Its bytes, of which those that are no UTF-8 are surrogates.
+        dropped: How many bytes before it were dropped.
+    """
+
+    rank: int
+    incarnation: int
+    stream: str
+    text: str
+    dropped: int = 0
+
+
+class Stopped(Message):
+    """These ranks of the node are stopped by a signal, and no others."""
+
+    ranks: tuple[int, ...]
 
 
 class Beat(Message):

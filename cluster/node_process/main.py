@@ -32,6 +32,7 @@ from phalanx.cluster.link.messages import (
     Signal,
     Stacks,
     Swept,
+    Warm,
     Withdraw,
     decode,
 )
@@ -41,6 +42,7 @@ from phalanx.cluster.nodes.lease import Lease
 from phalanx.runtime import EventLoop, Launcher, syscalls
 from phalanx.supervision import NodeRefused
 
+from .network_interface import interface_of
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class NodeProcess:
         self._timer = syscalls.create_boot_timer()
         self._launcher = Launcher(EventLoop(), preload=(), start_timeout=_IMPORT)
         self._launcher.keep_until(self._join_until + order.lease)
-        self._ranks = Ranks(self._launcher, self._report)
+        self._ranks = Ranks(self._launcher, self._report, lambda: interface_of(self._link.address))
         self._steps: dict[int, Callable[[], None]] = {
             starter_pidfd: lambda: self.end("its starter has ended"),
             starter.fileno(): lambda: self.end("its starter has let it go"),
@@ -192,6 +194,7 @@ class NodeProcess:
         if now >= self._beat_at:
             self._beat_at = now + self._order.lease / BEATS_PER_LEASE
             self._link.send(Beat(number=self._lease.beat(now)))
+            self._ranks.look()
 
     def _obey(self, message: Message, now: float) -> None:
         match message:
@@ -200,6 +203,8 @@ class NodeProcess:
                     self._launcher.keep_until(self._lease.until)
             case Launch():
                 self._ranks.launch(message)
+            case Warm(preload=preload):
+                self._ranks.warm(preload)
             case Withdraw(number=number):
                 self._ranks.withdraw(number)
             case Kill() | Signal():

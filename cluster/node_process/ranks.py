@@ -2,31 +2,60 @@
 
 - A launch starts all of its ranks or none; the report of their start comes before that of any end.
 - The end of a rank is reported when all that came from it is gone.
+- Beside each rank that is sent calls runs the process that carries them. It tells the driver's side
+  of the rank's end, and ends when that lets it go.
 - Nothing here is unpickled, and nothing waits on the caller's thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.link.messages import Ended, NotStarted, StackText, Started, Swept
-from phalanx.runtime import ExitEvidence, LaunchSpec, describe_threads
+from phalanx.cluster.link.messages import Ended, NotStarted, StackText, Started, Stopped, Swept
+from phalanx.runtime import (
+    RELAY_PRELOAD,
+    STACKS,
+    ExitEvidence,
+    LaunchSpec,
+    Outpost,
+    Posting,
+    create_lock_file,
+    describe_threads,
+    descriptors,
+    usable_processors,
+)
 from phalanx.supervision import RuntimeFault
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from .devices import NodeDevices
+from .output import RankOutput
 
-    from phalanx.cluster.link.messages import Kill, Launch, Message, RankLaunch, Signal, Stacks
-    from phalanx.runtime import Launcher, Process
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from phalanx.cluster.link.messages import (
+        Kill,
+        Launch,
+        Message,
+        RankLaunch,
+        RankLink,
+        Signal,
+        Stacks,
+    )
+    from phalanx.runtime import Launcher, Lease, Process
 
 _BURIAL = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
 _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
+_LAST = 24_000  # bytes of each of a dead rank's texts in a message
+_CHECK = 5.0  # seconds between two looks at the devices; arbitrary
 _LEFT = 20  # of the processes that withstood being killed, as many are named
 
 
@@ -35,16 +64,39 @@ class Ranks:
 
     Args:
         report: Called with what is to be sent, on any thread.
+        interface: Returns the name of the network interface towards the driver.
     """
 
-    def __init__(self, launcher: Launcher, report: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        report: Callable[[Message], None],
+        interface: Callable[[], str] = str,
+    ) -> None:
         self._launcher = launcher
         self._report = report
+        self._interface = interface
+        self._locks = -1
+        self._devices = NodeDevices()
+        self._looked_at = 0.0  # the devices, on the monotonic clock
+        self._broken: dict[tuple[int, int], str] = {}
+        self._equipment: dict[tuple[int, int], _Equipment] = {}
+        self._stopped: tuple[int, ...] = ()
         self._lock = threading.Lock()
         self._processes: dict[tuple[int, int], Process] = {}  # by rank and incarnation
         self._starting: dict[int, set[int]] = {}  # launches under way: their ranks
         self._unwanted: set[int] = set()  # those of them that are to be given up
         self._is_leaving = False
+
+    def warm(self, preload: Sequence[str]) -> None:
+        """Begin to start the processes that ranks, and those beside them, are forked from."""
+
+        def warm() -> None:
+            with contextlib.suppress(RuntimeFault, OSError):  # a launch tells of it
+                self._launcher.warm(preload)
+                self._launcher.warm(RELAY_PRELOAD)
+
+        _spawn(warm, "warm")
 
     def launch(self, order: Launch) -> None:
         """Begin to start what *order* names."""
@@ -66,8 +118,12 @@ class Ranks:
     def signal(self, order: Kill | Signal) -> None:
         """Send a rank the signal, SIGKILL by default; do nothing if it has ended."""
         process = self._find(order)
-        if process is not None:
-            process.send_signal(getattr(order, "signal", signal.SIGKILL))
+        number = getattr(order, "signal", signal.SIGKILL)
+        if process is None:
+            return
+        if number == STACKS and (known := self._equipment.get((order.rank, order.incarnation))):
+            known.words_end = os.fstat(known.output.faults).st_size
+        process.send_signal(number)
 
     def describe(self, order: Stacks) -> None:
         """Report where the threads of a rank are."""
@@ -76,6 +132,18 @@ class Ranks:
         rank, incarnation = order.rank, order.incarnation
         self._report(StackText(rank=rank, incarnation=incarnation, text=text[:_TEXT]))
 
+    def look(self) -> None:
+        """Report which ranks are stopped, if others were before."""
+        with self._lock:
+            processes = dict(self._processes)
+        stopped = tuple(sorted(rank for (rank, _), p in processes.items() if p.is_stopped()))
+        if stopped != self._stopped:
+            self._stopped = stopped
+            self._report(Stopped(ranks=stopped))
+        if processes and (now := time.monotonic()) - self._looked_at >= _CHECK:
+            self._looked_at = now
+            _spawn(self._look_at_devices, "devices")
+
     def sweep(self) -> None:
         """End all ranks, and all that came from them, and report that."""
         with self._lock:
@@ -83,6 +151,16 @@ class Ranks:
                 return
             self._is_leaving = True
         _spawn(self._sweep, "sweep")
+
+    def _look_at_devices(self) -> None:
+        """Kill the ranks whose devices cannot go on."""
+        for who, why in self._devices.look().items():
+            with self._lock:
+                process = self._processes.get(who)
+                if process is not None:
+                    self._broken.setdefault(who, why)
+            if process is not None:
+                process.send_signal(signal.SIGKILL)
 
     def _find(self, order: Kill | Signal | Stacks) -> Process | None:
         with self._lock:
@@ -98,24 +176,44 @@ class Ranks:
         def is_wanted() -> bool:
             return order.number not in self._unwanted and not self._is_leaving
 
+        deadline = time.monotonic() + order.within
+        equipped: list[_Equipment] = []
         try:
-            processes = self._launcher.launch(
-                *(_spec(rank, order) for rank in order.ranks),
-                on_exit=on_exit,
-                deadline=time.monotonic() + order.within,
+            leases = self._devices.lease(order.ranks, deadline, is_wanted)
+            specs = [
+                self._spec(rank, order, leases.get(rank.rank), equipped) for rank in order.ranks
+            ]
+            self._launcher.launch(
+                *(each.outpost.launch_spec() for each in equipped),
+                on_exit=lambda process: process.close(),
+                deadline=deadline,
                 is_wanted=is_wanted,
+            )
+            processes = self._launcher.launch(
+                *specs, on_exit=on_exit, deadline=deadline, is_wanted=is_wanted
             )
         except Exception as error:  # noqa: BLE001  # reported
             self._is_over(order)
+            for each in equipped:
+                each.close()
+            for rank in order.ranks:
+                self._devices.give_back(rank.rank, rank.incarnation, None)
             text = f"{type(error).__name__}: {error}"
             self._report(NotStarted(number=order.number, error=text[:_TEXT]))
             return
         with self._lock:
             for rank, process in zip(order.ranks, processes, strict=True):
                 self._processes[rank.rank, rank.incarnation] = process
+            for each in equipped:
+                self._equipment[each.key] = each
+        for each in equipped:
+            each.close_child_ends()
         self._is_over(order)
         pids = tuple(process.pid for process in processes)
-        self._report(Started(number=order.number, pids=pids))
+        devices = tuple(str(leases[r.rank]) if r.rank in leases else "cpu" for r in order.ranks)
+        self._report(Started(number=order.number, pids=pids, devices=devices))
+        for each in equipped:
+            each.output.begin()
         is_told.set()
 
     def _is_over(self, order: Launch) -> None:
@@ -128,8 +226,17 @@ class Ranks:
         was_started = is_told.wait(_BURIAL)
         with self._lock:
             self._processes.pop((rank.rank, rank.incarnation), None)
+            equipment = self._equipment.pop((rank.rank, rank.incarnation), None)
+            broken = self._broken.pop((rank.rank, rank.incarnation), "")
+        self._devices.give_back(rank.rank, rank.incarnation, process.pid)
         status = process.status or ExitEvidence()
         process.close()
+        last_words = stacks = ""
+        if equipment is not None:
+            last_words, stacks = equipment.output.last_words(equipment.words_end)
+            if was_started and not self._is_leaving:
+                equipment.output.finish()
+            equipment.close()
         if was_started and not self._is_leaving:
             self._report(
                 Ended(
@@ -141,8 +248,69 @@ class Ranks:
                     oom=status.oom,
                     rusage=status.rusage,
                     left=tuple(f"{one.pid} ({one.command})" for one in left[:_LEFT]),
+                    broken=broken,
+                    last_words=_fitting(last_words),
+                    stacks=_fitting(stacks),
                 )
             )
+
+    def _spec(
+        self,
+        rank: RankLaunch,
+        order: Launch,
+        lease: Lease | None,
+        equipped: list[_Equipment],
+    ) -> LaunchSpec:
+        """Return how *rank* is started; what it is equipped with is added to *equipped*."""
+        fds: dict[str, int] = {}
+        stdout = stderr = None
+        if rank.link is not None:
+            known = self._equip(rank, rank.link)
+            equipped.append(known)
+            fds = {
+                "locks": self._locks,
+                **known.outpost.worker_fds(),
+                **known.output.child_fds(),
+            }
+            stdout, stderr = known.output.stdout, known.output.stderr
+        visible = dict[str, str]() if lease is None else lease.environment
+        size = int(rank.env.get("LOCAL_WORLD_SIZE", len(order.ranks)))
+        share = max(1, int(usable_processors() // size))
+        defaults = {"OMP_NUM_THREADS": str(share)}
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if (interface := self._interface()) and not os.environ.get(name):
+                defaults[name] = interface
+        return LaunchSpec(
+            entry=rank.entry,
+            payload=rank.payload,
+            fds=fds,
+            label=_label(rank),
+            title=rank.title,
+            env={**defaults, **os.environ, **visible, **rank.env},
+            stdout=stdout,
+            stderr=stderr,
+            method="zygote" if rank.is_forked else "exec",
+            preload=order.preload,
+        )
+
+    def _equip(self, rank: RankLaunch, link: RankLink) -> _Equipment:
+        with self._lock:
+            if self._locks < 0:
+                self._locks = create_lock_file()
+        posting = Posting(
+            endpoint=link.endpoint,
+            server_key=link.server_key,
+            secret=link.secret,
+            route=link.route,
+            heartbeat=link.heartbeat,
+            lost_after=link.lost_after,
+        )
+        loop = self._launcher.loop
+        output = RankOutput(loop, rank.rank, rank.incarnation, self._report)
+        with descriptors.closed_on_error(output):
+            name = f"{_label(rank)} link"
+            outpost = Outpost(posting, name, f"phalanx: {name}", link.epoch)
+        return _Equipment((rank.rank, rank.incarnation), outpost, output)
 
     def _sweep(self) -> None:
         while True:
@@ -162,13 +330,34 @@ def _label(rank: RankLaunch) -> str:
     return f"{rank.label}#{rank.incarnation}"
 
 
-def _spec(rank: RankLaunch, order: Launch) -> LaunchSpec:
-    return LaunchSpec(
-        entry=rank.entry,
-        payload=rank.payload,
-        label=_label(rank),
-        title=rank.title,
-        env={**os.environ, **rank.env},
-        method="zygote" if rank.is_forked else "exec",
-        preload=order.preload,
-    )
+def _fitting(text: str) -> str:
+    """Return the end of *text* that takes no more than so many bytes in a message."""
+    text = text[-_LAST:]
+    while len(json.dumps(text)) > _LAST:
+        text = text[len(text) // 4 + 1 :]
+    return text
+
+
+@dataclass(slots=True)
+class _Equipment:
+    """What one incarnation of a rank is given on its node.
+
+    Attributes:
+        key: Rank and incarnation.
+        words_end: Where its stacks begin, behind its last words; None if it was not asked for them.
+    """
+
+    key: tuple[int, int]
+    outpost: Outpost
+    output: RankOutput
+    words_end: int | None = None
+
+    def close_child_ends(self) -> None:
+        """Let go of what only processes use that run by now."""
+        self.outpost.close_ends()
+        self.output.close_child_ends()
+
+    def close(self) -> None:
+        """Give it back; the process beside the rank ends by itself."""
+        self.close_child_ends()
+        self.output.close()

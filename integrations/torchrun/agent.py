@@ -19,6 +19,7 @@ from phalanx.runtime import (
     Runtime,
     WorkerCrashed,
     WorkerExited,
+    safe_text,
 )
 from phalanx.supervision import (
     BackOff,
@@ -162,6 +163,7 @@ class _Run:
                 intensity=Intensity(options.environment.max_restarts, _FOREVER),
                 restart=Restart.TRANSIENT,
                 backoff=backoff if delay else None,
+                report_dir=options.report_dir,
             ),
             devices="cpu",
             limits=Limits(
@@ -170,7 +172,6 @@ class _Run:
                 stop=StopPolicy(ask=_FOREVER, hurry=options.shutdown_timeout),
             ),
             launch=Launch(preload=(*_PRELOAD, *options.preload), stdio="inherit"),
-            report_dir=options.report_dir,
             runtime=runtime,
         )
 
@@ -198,7 +199,8 @@ class _Run:
             case WorkerCrashed(report=report) if report.reason.is_failure and not self._passed_on:
                 _say(f"rank {report.rank} (pid {report.pid}) died: {report.reason}")
                 if report.reason.signal is not None:  # else the rank has shown its traceback
-                    sys.stderr.write(report.stacks or report.last_words)
+                    for line in (report.stacks or report.last_words).splitlines():
+                        sys.stderr.write(f"{safe_text(line)}\n")
             case GroupUp(epoch=epoch) if epoch > 1:
                 most = self._options.environment.max_restarts
                 _say(f"restart {epoch - 1} of {most}: all ranks run again after {event.took:.2f} s")
@@ -258,5 +260,5 @@ class _Run:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"phalanx torchrun: {text}\n")
+    sys.stderr.write(f"phalanx torchrun: {safe_text(text)}\n")
     sys.stderr.flush()

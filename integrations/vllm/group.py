@@ -55,7 +55,9 @@ def start_group(
         name=f"vllm-{mark}",
         strategy=Strategy.ONE_FOR_ALL,
         intensity=policy.intensity,
-        policy=RestartPolicy(backoff=policy.backoff, decider=_DECIDER),
+        policy=RestartPolicy(
+            backoff=policy.backoff, decider=_DECIDER, report_dir=policy.report_dir
+        ),
         devices=Devices(
             names=names,
             # CUDA shows a process one instance of a partitioned GPU.
@@ -70,7 +72,6 @@ def start_group(
         limits=Limits(
             start=policy.start_timeout, stop=StopPolicy(hurry=0.0), stopped=policy.stopped_after
         ),
-        report_dir=policy.report_dir,
         hang_after=policy.hang_after or _step_limit(),
         standby=policy.standby,
     )

@@ -1,7 +1,7 @@
-"""The rendezvous of a rank group: a fresh loopback address for every epoch.
+"""The rendezvous of a rank group: a fresh port for every epoch.
 
-- The port is bound, on loopback only, before its number is given to anyone. No epoch can read a key
-  of another. The driver does not import torch.
+- The port is bound before its number is given to anyone, on loopback only, unless ranks are on
+  other machines. No epoch can read a key of another. The driver does not import torch.
 - A group that never uses torch.distributed starts no process: the driver listens, and the first
   rank that connects makes it start the store's process and pass it the listening socket, with that
   rank waiting in it (socket activation). Later epochs send their sockets to the same process.
@@ -10,7 +10,8 @@
 - A store that exits is an event, and the next epoch gets a new one.
 
 The port is served by torch's TCPStore, which has no authentication: every user of this machine can
-reach it, as with torchrun. phalanx itself sends nothing through it.
+reach it, and on a cluster every machine that reaches its address, as with torchrun. phalanx itself
+sends nothing through it.
 
 Prior art: ``_torchelastic_use_agent_store`` in ``torch/distributed/rendezvous.py``.
 """
@@ -48,6 +49,27 @@ _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
 _CONNECT = timedelta(seconds=30)  # of the store to itself, over loopback; arbitrary
 _KNOCK = 10.0  # seconds for a connection over loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is, among the nodes that have ranks.
+
+    Attributes:
+        node: The number of its node, among all that there have been.
+        host: The name of the machine.
+        local_rank: Its number among the ranks there.
+        local_size: How many those are.
+        index: The number of its node among those that have ranks.
+        nodes: How many those are.
+    """
+
+    node: int
+    host: str
+    local_rank: int
+    local_size: int
+    index: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +134,22 @@ class RendezvousStore:
         """The store's process; None while no rank has needed it."""
         return self._helper.pid
 
-    def open(self, epoch: int) -> Rendezvous:
+    def open(self, epoch: int, address: str = _LOOPBACK) -> Rendezvous:
         """Return the meeting place of *epoch*; that of the epoch before is gone from now on.
+
+        Args:
+            address: The IP address of this machine on which it listens.
 
         Raises:
             SpecError: *epoch* is not above the last one.
-            RuntimeFault: Loopback cannot be bound, or this store is closed.
+            RuntimeFault: *address* cannot be bound, or this store is closed.
         """
         with self._helper.lock:
             if self._helper.closed:
                 raise RuntimeFault(f"the rendezvous store of {self._group} is closed")
             if epoch <= self._epoch:
                 raise SpecError("epoch", epoch, f"must be above the last one, {self._epoch}")
-            listener = _listen()
+            listener = _listen(address)
             self._forget_listener()
             self._epoch = epoch
             port: int = listener.getsockname()[1]
@@ -133,7 +158,7 @@ class RendezvousStore:
             else:
                 self._listener = descriptors.own(listener)
                 self._watch = self._loop.watch(listener.fileno(), EPOLLIN, self._wanted)
-        return Rendezvous(_LOOPBACK, port, f"{self._group}/{epoch}/", epoch, self._group)
+        return Rendezvous(address, port, f"{self._group}/{epoch}/", epoch, self._group)
 
     def close(self, deadline: float | None = None) -> None:
         """End the store; by force at *deadline* (monotonic). Idempotent."""
@@ -203,7 +228,7 @@ def serve(_payload: bytes, fds: Mapping[str, int]) -> int:
             return 0
         serving.clear()  # first: no rank may find the old one alive beside the new one
         with socket.socket(fileno=os.dup(listeners[0])) as copy:
-            address, port = copy.getsockname()
+            address, port = copy.getsockname()[:2]
         serving.append(
             dist.TCPStore(
                 address,
@@ -219,22 +244,24 @@ def serve(_payload: bytes, fds: Mapping[str, int]) -> int:
 def rendezvous_environment(
     rendezvous: Rendezvous,
     rank: int,
-    local_rank: int,
     world_size: int,
+    place: Place | None = None,
 ) -> dict[str, str]:
     """Return what torchrun would set, so that ``env://`` works in a worker.
 
-    gloo and NCCL are kept on loopback unless the driver's environment names their interface: by the
-    host's name they would listen on whatever interface that resolves to, or find none at all in a
-    sandbox without a network.
+    On this machine, where *place* is None, gloo and NCCL are kept on loopback unless the driver's
+    environment names their interface: by the host's name they would listen on whatever interface
+    that resolves to, or find none at all in a sandbox without a network. On a node they take the
+    one that leads to the driver.
     """
+    at = Place(0, "", rank, world_size, 0, 1) if place is None else place
     variables = {
         "RANK": rank,
-        "LOCAL_RANK": local_rank,
+        "LOCAL_RANK": at.local_rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-        "GROUP_RANK": 0,
-        "GROUP_WORLD_SIZE": 1,
+        "LOCAL_WORLD_SIZE": at.local_size,
+        "GROUP_RANK": at.index,
+        "GROUP_WORLD_SIZE": at.nodes,
         "ROLE_RANK": rank,
         "ROLE_NAME": rendezvous.group,
         "ROLE_WORLD_SIZE": world_size,
@@ -246,7 +273,7 @@ def rendezvous_environment(
     }
     environment = {name: str(value) for name, value in variables.items()}
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if not os.environ.get(name):
+        if place is None and not os.environ.get(name):
             environment[name] = "lo"
     return environment
 
@@ -313,14 +340,13 @@ def _knock(rendezvous: Rendezvous) -> None:
         raise RuntimeFault(problem) from error
 
 
-def _listen() -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def _listen(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((_LOOPBACK, 0))
+        listener.bind((address, 0))
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise RuntimeFault(
-            f"cannot listen on {_LOOPBACK}: {error}; is the loopback interface up?"
-        ) from error
+        raise RuntimeFault(f"cannot listen on {address}: {error}; is its interface up?") from error
     return listener

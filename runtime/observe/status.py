@@ -46,6 +46,7 @@ class RankInfo:
         method: The running method; empty for none.
         running_for: Seconds since its call began; 0.0 for a stream that waits for its consumer.
         abandoned: Whether that call timed out, or was cancelled or interrupted.
+        host: The machine of its node, on a cluster; else empty.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class RankInfo:
     method: str = field(default="", compare=False)
     running_for: float = field(default=0.0, compare=False)
     abandoned: bool = field(default=False, compare=False)
+    host: str = ""
 
     @property
     def doing(self) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
 from phalanx.runtime.observe.crash_report import ExitEvidence
+from phalanx.runtime.observe.diagnostics import Vitals, describe_threads
 from phalanx.supervision import ExitKind, ExitReason, WouldDeadlock
 
 from . import orphan_reaper
@@ -161,6 +162,14 @@ class Process:
         except OSError:  # no descriptor is free
             return "?"
         return task.state if task is not None and task.ticks == self.start_ticks else ""
+
+    def vitals(self) -> Vitals:
+        """Return its state in /proc."""
+        return Vitals.of(self.pid)
+
+    def describe_threads(self) -> str:
+        """Return one line with the state of each of its threads."""
+        return describe_threads(self.pid)
 
     @property
     def key(self) -> tuple[int, int]:

@@ -23,9 +23,6 @@ _ADDRESS = "inproc://zeromq.zap.01"
 class Doorkeeper:
     """Answers ZeroMQ's question about each connection. Used by one thread.
 
-    Args:
-        on_refused: Told of who is turned away: from where, and why.
-
     Attributes:
         socket: Readable when there is a question: then `answer`.
         let_in: How many connections.
@@ -50,20 +47,21 @@ class Doorkeeper:
         """Let it in no more."""
         self._admitted = {key: own for key, own in self._admitted.items() if own != name}
 
-    def answer(self, on_refused: Callable[[str, str], None]) -> None:
-        """Answer every question there is."""
+    def answer(self, on_refused: Callable[[str, str, bytes], None]) -> None:
+        """Answer every question there is; tell who is refused: from where, why, and its key."""
         while self.socket.poll(0):
             parts = self.socket.recv_multipart()
             version, number = parts[0], parts[1]
-            name = None
+            name, key = None, b""
             if len(parts) == 7 and version == b"1.0" and parts[5] == b"CURVE":
-                name = self._admitted.get(parts[6])
+                key = parts[6]
+                name = self._admitted.get(key)
             if name is not None:
                 self.let_in += 1
                 verdict = [b"200", b"OK", name, b""]
             else:
                 address = parts[3].decode("utf-8", "replace") if len(parts) > 3 else ""
-                on_refused(address, "its key is not one of this group's")
+                on_refused(address, "its key is not one of this group's", key)
                 verdict = [b"400", b"unknown key", b"", b""]
             self.socket.send_multipart([version, number, *verdict])
 

@@ -367,7 +367,7 @@ class _Gateway:
             if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the doorkeeper has told
                 self._refused("", _NOISE)
 
-    def _refused(self, address: str, why: str) -> None:
+    def _refused(self, address: str, why: str, _key: bytes = b"") -> None:
         self._strange[why] += 1
         if self._strange[why] == 1:
             self._tell({"refused": why, "address": address})

@@ -31,6 +31,7 @@ if typing.TYPE_CHECKING:
         tree_from_toml,
         worker_child,
     )
+    from phalanx.cluster import Ray
     from phalanx.runtime import DevicePool, Runtime
     from phalanx.supervision import (
         BackOff,
@@ -65,6 +66,7 @@ __all__ = [
     "Limits",
     "Outcome",
     "PhalanxError",
+    "Ray",
     "ReplyStream",
     "Restart",
     "RestartPolicy",
@@ -106,7 +108,7 @@ if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import the public name, the module, or the name that was public, *name*."""
-        layers = ("actors", "runtime", "supervision")
+        layers = ("actors", "runtime", "supervision", "cluster")
         if name in (*layers, "errors", "events"):
             return importlib.import_module(f"{__name__}.{name}")
         for layer in layers if name in __all__ else ():

@@ -6,6 +6,13 @@ from phalanx.actors import CheckpointRestored as CheckpointRestored
 from phalanx.actors import CheckpointTaken as CheckpointTaken
 from phalanx.actors import Emitted as Emitted
 from phalanx.actors import StandbyLost as StandbyLost
+from phalanx.cluster import NodeAwaited as NodeAwaited
+from phalanx.cluster import NodeFenced as NodeFenced
+from phalanx.cluster import NodeJoined as NodeJoined
+from phalanx.cluster import NodeLost as NodeLost
+from phalanx.cluster import NodeQuarantined as NodeQuarantined
+from phalanx.cluster import NodeRecovered as NodeRecovered
+from phalanx.cluster import NodeSuspect as NodeSuspect
 from phalanx.runtime import DeviceAwaited as DeviceAwaited
 from phalanx.runtime import DeviceQuarantined as DeviceQuarantined
 from phalanx.runtime import DeviceRestored as DeviceRestored

@@ -11,7 +11,14 @@ from tests.support.checkpoint_workers import Counter
 from tests.support.heard import Heard
 from tests.support.rank_faults import kill
 
-from phalanx.actors import CheckpointFailed, CheckpointPolicy, CheckpointTaken, Executor, Launch
+from phalanx.actors import (
+    CheckpointFailed,
+    CheckpointPolicy,
+    CheckpointTaken,
+    Executor,
+    Launch,
+    RestartPolicy,
+)
 from phalanx.runtime import Runtime
 from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten
 from phalanx.supervision import Intensity
@@ -39,9 +46,8 @@ def main(disk: Path) -> dict[str, Any]:
             2,
             launch=Launch(preload=()),
             runtime=runtime,
-            report_dir=disk / "reports",
             checkpoint=CheckpointPolicy(every_calls=1, where=disk / "states"),
-            intensity=Intensity(100, 60.0),
+            policy=RestartPolicy(intensity=Intensity(100, 60.0), report_dir=disk / "reports"),
         ) as ex,
     ):
         heard = Heard(ex)

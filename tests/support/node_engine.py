@@ -10,9 +10,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from phalanx.cluster.driver.engine import Cluster, EngineEvents
+from phalanx.cluster.driver.options import ClusterOptions
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.cluster.node_process.starter import NodeStarter
 from phalanx.runtime import EventLoop
@@ -141,3 +143,22 @@ class LocalEngine:
             number = self._waiting.pop(0)
             self.slot_of[number] = self._free.pop(0)
             self._events[number].offered(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNodes(ClusterOptions):
+    """The options of a group on such nodes.
+
+    Attributes:
+        engine_options: Those of `LocalEngine`.
+        engines: The engines that were made of it.
+    """
+
+    engine_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    engines: list[LocalEngine] = field(default_factory=list[LocalEngine])
+
+    def engine(self, loop: EventLoop, *, gpus_per_rank: float) -> LocalEngine:
+        del gpus_per_rank
+        size = self.ranks_per_node or 1
+        self.engines.append(LocalEngine(loop, ranks_per_node=size, **self.engine_options))
+        return self.engines[-1]

@@ -53,6 +53,12 @@ class Told:
     def refused(self, address: str, why: str) -> None:
         self._note("refused", -1, why)
 
+    def put_aside(self, number: int, until: float) -> None:
+        self._note("put aside", number, until)
+
+    def emptied(self) -> None:
+        self._note("emptied", -1, None)
+
     def failed(self, error: Exception) -> None:
         self._note("failed", -1, error)
 

@@ -23,6 +23,7 @@ from phalanx.runtime import (
     Payload,
     ProgressPage,
     RemoteFailure,
+    Vitals,
     encode,
 )
 from phalanx.runtime.memory.arena import Borrower
@@ -303,6 +304,12 @@ class Worker:
 
     def is_stopped(self) -> bool:
         return False
+
+    def vitals(self) -> Vitals:
+        return Vitals("S")
+
+    def describe_threads(self) -> str:
+        return ""
 
     def close(self) -> None:
         pass

@@ -16,7 +16,14 @@ from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
 
-from phalanx.actors import Executor, Launch, Layout, WorkerActor, WorkerContext
+from phalanx.actors import (
+    Executor,
+    Launch,
+    Layout,
+    RestartPolicy,
+    WorkerActor,
+    WorkerContext,
+)
 from phalanx.supervision import (
     BadArguments,
     Intensity,
@@ -442,7 +449,7 @@ def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
     with pytest.raises(SpecError, match=r"rank_kwargs\[0\]"):
         Executor(Echo, 1, launch={"rank_kwargs": [{5: 1}], "preload": ()})
     with pytest.raises(SpecError, match="report_dir"):
-        Executor(Echo, 1, report_dir="/dev/null/x", launch=Launch(preload=()))
+        Executor(Echo, 1, policy=RestartPolicy(report_dir="/dev/null/x"), launch=Launch(preload=()))
 
 
 def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:

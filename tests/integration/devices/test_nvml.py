@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.node_engine import LocalNodes
+from tests.support.workers import Echo
 
+from phalanx.actors import Executor, Launch
+from phalanx.errors import StartFailed
+from phalanx.runtime import Runtime
 from phalanx.runtime.devices.inventory import BoundedCaller, Unanswered
 
 ROOT = Path(__file__).parents[3]
@@ -324,3 +330,48 @@ def test_the_meter_of_the_experiments_reads_memory_processes_and_what_the_device
 
     assert said[:2] == ["100 [4711] True", "None"]
     assert said[2].startswith("H200 1 0 ['compute_mode', 'cuda_driver', 'driver', 'ecc',")
+
+
+def test_ranks_on_nodes_get_gpus_of_their_own_and_keep_them_over_a_death(
+    library: Path, runtime: Runtime, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("\n".join(TWO) + "\n")
+    own = (f"LD_LIBRARY_PATH={library}", f"FAKE_NVML={tmp_path / 'state'}")
+    prefix = ("env", "-u", "CUDA_VISIBLE_DEVICES", *own)
+    cluster = LocalNodes(
+        ranks_per_node=2, node_timeout=5.0, engine_options={"prefix": lambda _slot: prefix}
+    )
+
+    def seen(worker: Any) -> tuple[str, str]:
+        return os.environ["CUDA_VISIBLE_DEVICES"], worker.ctx.device
+
+    with Executor(
+        Echo,
+        4,
+        cluster=cluster,
+        devices="cuda",
+        strategy="one_for_one",
+        launch=Launch(preload=()),
+        runtime=runtime,
+    ) as group:
+        before = group.collective_rpc(seen)
+        os.kill(group.ranks[1].pid or 0, signal.SIGKILL)
+        after = group.collective_rpc(seen, retries=3)
+        devices = [rank.device for rank in group.ranks]
+
+    assert before == [(name, "cuda:0") for name in ("GPU-aaaa", "GPU-bbbb") * 2]
+    assert after == before
+    assert devices == ["GPU-aaaa", "GPU-bbbb"] * 2
+
+
+def test_more_ranks_on_a_node_than_it_has_gpus_are_refused(
+    library: Path, runtime: Runtime, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text(TWO[0] + "\n")
+    own = (f"LD_LIBRARY_PATH={library}", f"FAKE_NVML={tmp_path / 'state'}")
+    prefix = ("env", "-u", "CUDA_VISIBLE_DEVICES", *own)
+    cluster = LocalNodes(ranks_per_node=2, engine_options={"prefix": lambda _slot: prefix})
+
+    launch = Launch(preload=())
+    with pytest.raises(StartFailed, match="devices"):
+        Executor(Echo, 2, cluster=cluster, devices="cuda", launch=launch, runtime=runtime)

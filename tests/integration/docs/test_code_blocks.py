@@ -35,7 +35,11 @@ def _pages() -> list[object]:
     pages: list[object] = []
     for page in PAGES:
         program = program_of(page)
-        marks = [pytest.mark.vllm, pytest.mark.timeout(1600), skipped] if _is_vllm(program) else []
+        marks: list[Any] = []
+        if _is_vllm(program):
+            marks = [pytest.mark.vllm, pytest.mark.timeout(1600), skipped]
+        if "import Executor, Ray" in program:
+            marks = [pytest.mark.skip(reason="it needs a Ray: tests/integration/ray runs it")]
         if program.strip():
             pages.append(pytest.param(page, program, marks=marks, id=_name(page)))
     return pages

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.recovery.test_standby import spares
 from tests.support.options import Make
 
-from phalanx.actors import Executor, Limits
+from phalanx.actors import Executor, Limits, RestartPolicy
 from phalanx.runtime import ReportFolder, Runtime
 from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
 
@@ -30,7 +30,7 @@ def died(ex: Executor[Any]) -> Any:
 
 
 def test_the_file_is_what_the_caller_was_told(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=2, report_dir=tmp_path / "reports")
+    ex = make(world_size=2, policy=RestartPolicy(report_dir=tmp_path / "reports"))
 
     told = died(ex)
     ex.close()
@@ -50,7 +50,11 @@ def test_the_executors_folder_comes_before_the_runtimes_and_that_before_the_envi
     environments = make(world_size=1)
     with Runtime(console=None, stream=False, report_dir=shared) as runtime:
         runtimes = make(world_size=1, runtime=runtime)
-        own = make(world_size=1, runtime=runtime, report_dir=ReportFolder(mine, keep=2))
+        own = make(
+            world_size=1,
+            runtime=runtime,
+            policy=RestartPolicy(report_dir=ReportFolder(mine, keep=2)),
+        )
 
         told = [died(ex) for ex in (environments, runtimes, own)]
         for ex in (environments, runtimes, own):
@@ -64,8 +68,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_starts(
 ) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(SpecError, match="report_dir="):
-        make(report_dir=tmp_path / "file")
+    with pytest.raises(SpecError, match="policy.report_dir="):
+        make(policy=RestartPolicy(report_dir=tmp_path / "file"))
     with pytest.raises(SpecError, match="report_dir="):
         Runtime(report_dir=tmp_path / "file")
     monkeypatch.setenv("PHALANX_REPORT_DIR", str(tmp_path / "file"))
@@ -131,7 +135,7 @@ def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) 
 
 
 def test_a_spare_that_dies_while_it_waits_has_a_report(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, standby=1, report_dir=tmp_path)
+    ex = make(world_size=1, policy=RestartPolicy(standby=1, report_dir=tmp_path))
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
     ex.subscribe(lambda event: told.put(event) if hasattr(event, "report") else None)
     shared = ex._group

@@ -20,6 +20,7 @@ from tests.support.options import Make
 from tests.support.programs import run_program
 
 from phalanx.runtime.distributed.rendezvous import (
+    Place,
     Rendezvous,
     RendezvousStore,
     StoreExited,
@@ -236,11 +237,11 @@ MEETING = Rendezvous("127.0.0.1", 4242, "tp/7/", 7, "tp")
 
 
 def test_the_environment_is_torchruns() -> None:
-    environment = rendezvous_environment(MEETING, 3, 1, 4)
+    environment = rendezvous_environment(MEETING, 3, 4)
 
     assert environment == {
         "RANK": "3",
-        "LOCAL_RANK": "1",
+        "LOCAL_RANK": "3",
         "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "4",
         "GROUP_RANK": "0",
@@ -258,6 +259,17 @@ def test_the_environment_is_torchruns() -> None:
     }
 
 
+def test_the_environment_on_a_node_says_where_among_the_nodes_a_rank_is() -> None:
+    place = Place(node=7, host="b", local_rank=1, local_size=2, index=1, nodes=3)
+
+    environment = rendezvous_environment(MEETING, 3, 5, place)
+
+    assert environment["LOCAL_RANK"] == environment["GROUP_RANK"] == "1"
+    assert environment["LOCAL_WORLD_SIZE"] == "2"
+    assert environment["GROUP_WORLD_SIZE"] == "3"
+    assert "GLOO_SOCKET_IFNAME" not in environment  # the node knows its own
+
+
 @pytest.mark.parametrize(
     ("given", "added"),
     [
@@ -271,7 +283,7 @@ def test_collectives_stay_on_loopback_unless_the_user_named_an_interface(
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, given.get(name, ""))
 
-    environment = rendezvous_environment(MEETING, 0, 0, 2)
+    environment = rendezvous_environment(MEETING, 0, 2)
 
     named = {name: value for name, value in environment.items() if name.endswith("IFNAME")}
     assert named == added

@@ -131,6 +131,12 @@ class World:
     def refused(self, address: str, why: str) -> None:
         self.did.append(("refused", why))
 
+    def put_aside(self, number: int, until: float) -> None:
+        pass
+
+    def emptied(self) -> None:
+        pass
+
     def failed(self, error: RuntimeFault) -> None:
         self.did.append(("failed", error))
 

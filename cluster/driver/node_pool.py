@@ -1,0 +1,466 @@
+"""`NodePool`: the nodes of one group, which ranks are on which of them, and their processes there.
+
+- A rank whose node is well stays on it. One whose node was lost gets another only when that is
+  fenced; nothing is started on a suspect.
+- A launch starts all of its ranks, on whichever nodes, or none.
+- The loss of a node is told once, with all of its ranks.
+- Machines beyond those that the ranks need are kept as spares, as many as were asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from phalanx.cluster.link.gateway import NodeGateway
+from phalanx.cluster.link.messages import (
+    Ended,
+    Kill,
+    Launch,
+    NotStarted,
+    Output,
+    RankLaunch,
+    StackText,
+    Started,
+    Stopped,
+    Warm,
+    Withdraw,
+)
+from phalanx.cluster.nodes.decide import HELD, NodeLimits, NodeState
+from phalanx.cluster.nodes.placement import place
+from phalanx.runtime import Place, Zmq
+from phalanx.supervision import NodeRefused, NoNode, RuntimeFault
+
+from .events import NodeFenced, NodeJoined, NodeLost, NodeQuarantined, NodeRecovered, NodeSuspect
+from .far_process import FarProcess
+from .node_owner import NodeOwner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from phalanx.cluster.link.messages import Greeting, Message
+    from phalanx.runtime import EventLoop, Launcher, LoggedEvent
+
+    from .options import ClusterOptions
+
+_SLICE = 0.25  # seconds after which a launch that waits looks whether it is still wanted
+_UNDO = 10.0  # seconds for what a launch that failed has started
+_CLOSE = 10.0  # seconds beyond those that a node has to leave
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node at one moment, as `phalanx top` shows it.
+
+    Attributes:
+        host: The name of its machine; empty while it has not joined.
+        ranks: Those that are on it; none on a spare.
+    """
+
+    node: int
+    host: str
+    state: str
+    ranks: tuple[int, ...]
+
+
+class PoolEvents(Protocol):
+    """What the pool tells, on the event loop's thread."""
+
+    def lost(self, ranks: Mapping[int, int], why: str) -> None:
+        """A node is lost, and with it these incarnations of these ranks."""
+
+    def changed(self) -> None:
+        """Nodes have joined, been fenced, or recovered: ask again for places."""
+
+    def failed(self, error: NoNode | NodeRefused) -> None:
+        """No machine could be had, or one that does not fit."""
+
+    def refused(self, address: str, why: str) -> None:
+        """A stranger tried to connect."""
+
+    def happened(self, event: LoggedEvent) -> None:
+        """Publish *event*."""
+
+
+@dataclass(slots=True, eq=False)
+class _Launch:
+    """A launch under way.
+
+    Attributes:
+        waits_for: The nodes that have not answered, by the number of their order.
+        started: Its processes, by rank.
+    """
+
+    on_exit: Callable[[FarProcess], None]
+    on_output: Callable[[FarProcess, Output], None]
+    waits_for: dict[int, int] = field(default_factory=dict[int, int])
+    orders: dict[int, tuple[RankLaunch, ...]] = field(
+        default_factory=dict[int, tuple[RankLaunch, ...]]
+    )
+    started: dict[int, FarProcess] = field(default_factory=dict[int, FarProcess])
+    error: str = ""
+
+
+class NodePool:
+    """See the module. Thread-safe.
+
+    Args:
+        preload: Modules that a node imports once for all its ranks.
+        gpus_per_rank: How many GPUs each rank gets; 0 for none.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        launcher: Launcher,
+        options: ClusterOptions,
+        events: PoolEvents,
+        *,
+        group: str,
+        preload: Sequence[str],
+        gpus_per_rank: float,
+    ) -> None:
+        self._loop = loop
+        self._launcher = launcher
+        self._options = options
+        self._events = events
+        self._group = group
+        self._preload = tuple(preload)
+        self._engine = options.engine(loop, gpus_per_rank=gpus_per_rank)
+        self._owner: NodeOwner | None = None
+        self._gateway: NodeGateway | None = None
+        self._ranks_per_node = 0
+        self._changed = threading.Condition()
+        self._greetings: dict[int, Greeting] = {}
+        self._lost: set[int] = set()  # nodes that are not fenced yet
+        self._at: dict[int, int] = {}  # rank -> node
+        self._processes: dict[tuple[int, int], FarProcess] = {}  # by rank and incarnation
+        self._orders = itertools.count(1)
+        self._launches: dict[int, _Launch] = {}  # by the numbers of their orders
+        self._is_empty = False
+        self.address = ""
+
+    def open(self) -> None:
+        """Reach the cluster, and listen for its nodes. Not on the event loop's thread.
+
+        Raises:
+            RuntimeFault: the engine does not reach it, or this machine cannot listen.
+        """
+        cluster = self._engine.open()
+        self.address = self._options.bind or cluster.address
+        self._ranks_per_node = self._options.ranks_per_node or cluster.ranks_per_node
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        wait = self._options.node_wait
+        limits = NodeLimits(
+            lease=self._options.node_timeout, wait=math.inf if wait is None else wait
+        )
+
+        def gateway(owner: NodeOwner) -> NodeGateway:
+            zmq = Zmq(bind=f"tcp://{host}")
+            return NodeGateway(self._loop, self._launcher, zmq, group=self._group, events=owner)
+
+        self._owner = owner = NodeOwner(
+            self._loop, self._engine, self._keep_gateway(gateway), limits, self
+        )
+        assert self._gateway is not None
+        self._gateway.open()
+        self._owner = owner
+
+    def _keep_gateway(
+        self, make: Callable[[NodeOwner], NodeGateway]
+    ) -> Callable[[NodeOwner], NodeGateway]:
+        def kept(owner: NodeOwner) -> NodeGateway:
+            self._gateway = made = make(owner)
+            return made
+
+        return kept
+
+    # --- places ---------------------------------------------------------------------------
+
+    def place(self, size: int, ranks: Sequence[int]) -> str:
+        """Give each of *ranks*, in a group of *size*, a node; return what is waited for, or "".
+
+        Nodes that are missing are asked for; those that no rank needs any longer are let go.
+        """
+        owner = self._owner
+        assert owner is not None
+        with self._changed:
+            before = {rank: node for rank, node in self._at.items() if rank < size}
+            unfenced = sorted({before[r] for r in ranks if before.get(r) in self._lost})
+            states = {node.number: node.state for node in owner.nodes.nodes}
+            held = {n for n, state in states.items() if state in HELD and n in self._greetings}
+            needed = math.ceil(size / self._ranks_per_node)
+            owner.want(needed + self._options.spare_nodes)
+            if unfenced:
+                return f"{self._names(unfenced)} to be fenced"
+            placed = place(size, dict.fromkeys(held, self._ranks_per_node), before)
+            if placed is None:
+                return f"{needed} nodes, of which {len(held)} serve"
+            doubtful = sorted({placed[r] for r in ranks if states[placed[r]] is NodeState.SUSPECT})
+            if doubtful:
+                return f"{self._names(doubtful)} to be heard"
+            self._at = placed
+            idle = sorted(held - set(placed.values()))
+            for number in idle[self._options.spare_nodes :]:
+                owner.leave(number)
+            return ""
+
+    def places(self) -> dict[int, Place]:
+        """Return where each rank is."""
+        with self._changed:
+            at = dict(sorted(self._at.items()))
+            numbers = list(dict.fromkeys(at.values()))
+            by_node = {n: [rank for rank, node in at.items() if node == n] for n in numbers}
+            return {
+                rank: Place(
+                    node=node,
+                    host=self._host(node),
+                    local_rank=by_node[node].index(rank),
+                    local_size=len(by_node[node]),
+                    index=numbers.index(node),
+                    nodes=len(numbers),
+                )
+                for rank, node in at.items()
+            }
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """Return how the nodes are."""
+        owner = self._owner
+        if owner is None:
+            return ()
+        with self._changed:
+            return tuple(
+                NodeInfo(
+                    node.number,
+                    self._host(node.number),
+                    str(node.state),
+                    tuple(sorted(r for r, at in self._at.items() if at == node.number)),
+                )
+                for node in owner.nodes.nodes
+            )
+
+    # --- launches ---------------------------------------------------------------------------
+
+    def launch(
+        self,
+        ranks: Sequence[RankLaunch],
+        *,
+        on_exit: Callable[[FarProcess], None],
+        on_output: Callable[[FarProcess, Output], None],
+        deadline: float,
+        is_wanted: Callable[[], bool],
+    ) -> list[FarProcess]:
+        """Start *ranks* on their nodes, all or none; return once they run.
+
+        Args:
+            on_exit: Called once with each process that has ended, on the event loop's thread.
+            on_output: Called with what a process has written, there too.
+            deadline: On the monotonic clock.
+            is_wanted: Asked while it waits; the launch is given up if it returns False.
+
+        Raises:
+            RuntimeFault: one could not be started, its node was lost, or the launch was given up.
+        """
+        owner = self._owner
+        assert owner is not None
+        launch = _Launch(on_exit, on_output)
+        within = max(0.0, deadline - time.monotonic())
+        with self._changed:
+            by_node: dict[int, list[RankLaunch]] = {}
+            for rank in ranks:
+                by_node.setdefault(self._at[rank.rank], []).append(rank)
+            for node, some in by_node.items():
+                number = next(self._orders)
+                launch.waits_for[number], launch.orders[number] = node, tuple(some)
+                self._launches[number] = launch
+                if node in self._lost or node not in self._greetings:
+                    launch.error = f"{self._host(node)} was lost"
+                order = Launch(
+                    number=number, ranks=tuple(some), preload=self._preload, within=within
+                )
+                owner.send(node, order)
+            while launch.waits_for and not launch.error:
+                if time.monotonic() >= deadline:
+                    launch.error = "it took too long"
+                elif not is_wanted():
+                    launch.error = "it was given up"
+                else:
+                    self._changed.wait(_SLICE)
+            if not launch.error:
+                return [launch.started[rank.rank] for rank in ranks]
+            for number, node in launch.waits_for.items():
+                owner.send(node, Withdraw(number=number))
+        self._undo(launch)
+        raise RuntimeFault(f"the ranks were not started: {launch.error}")
+
+    def _undo(self, launch: _Launch) -> None:
+        """End what a launch that has failed has started."""
+        deadline = time.monotonic() + _UNDO
+        with self._changed:
+            self._changed.wait_for(lambda: not launch.waits_for, _UNDO)
+            started = list(launch.started.values())
+        for process in started:
+            process.kill_tree(deadline)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all nodes, the gateway and the engine. Not on the event loop's thread."""
+        if self._owner is not None:
+            self._owner.close()
+            limits = self._owner.nodes.limits
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_empty, limits.leave + _CLOSE)
+        self._engine.close()
+        if self._gateway is not None:
+            self._gateway.close()
+
+    # --- what the owner tells; on the event loop's thread -----------------------------------
+
+    def admitted(self, number: int, greeting: Greeting) -> None:
+        """See `NodeListener`."""
+        with self._changed:
+            self._greetings[number] = greeting
+        self._send(number, Warm(preload=self._preload))
+        self._happened(partial(NodeJoined), number)
+        self._events.changed()
+
+    def suspected(self, number: int, why: str) -> None:
+        """See `NodeListener`."""
+        self._happened(partial(NodeSuspect, why=why), number)
+
+    def recovered(self, number: int) -> None:
+        """See `NodeListener`."""
+        self._happened(partial(NodeRecovered), number)
+        self._events.changed()
+
+    def lost(self, number: int, why: str) -> None:
+        """See `NodeListener`."""
+        if number not in self._greetings:
+            return
+        with self._changed:
+            self._lost.add(number)
+            gone = {key: p for key, p in self._processes.items() if p.node == number}
+            for key, process in gone.items():
+                del self._processes[key]
+                process.lost()
+            for order, launch in list(self._launches.items()):
+                if launch.waits_for.get(order) == number:
+                    launch.error = f"{self._host(number)} was lost: {why}"
+                    self._answered(order)
+            self._changed.notify_all()
+        ranks = {process.rank: process.incarnation for process in gone.values()}
+        event = partial(NodeLost, why=why, ranks=tuple(sorted(ranks)))
+        self._happened(event, number)
+        self._events.lost(ranks, f"node {number} ({self._host(number)}) was lost: {why}")
+
+    def fenced(self, number: int, why: str) -> None:
+        """See `NodeListener`."""
+        if number in self._lost:
+            self._happened(partial(NodeFenced, why=why), number)
+        with self._changed:
+            self._lost.discard(number)
+            self._greetings.pop(number, None)
+        self._events.changed()
+
+    def received(self, number: int, message: Message) -> None:
+        """See `NodeListener`."""
+        match message:
+            case Started():
+                self._started(number, message)
+            case NotStarted():
+                with self._changed:
+                    launch = self._answered(message.number)
+                    if launch is not None:
+                        launch.error = f"{self._host(number)}: {message.error}"
+                    self._changed.notify_all()
+            case Output():
+                process = self._processes.get((message.rank, message.incarnation))
+                if process is not None:
+                    process.wrote(message)
+            case Ended():
+                with self._changed:
+                    process = self._processes.pop((message.rank, message.incarnation), None)
+                if process is not None:
+                    process.ended(message)
+            case Stopped():
+                for process in list(self._processes.values()):
+                    if process.node == number:
+                        process.note_stopped(is_stopped=process.rank in message.ranks)
+            case StackText():
+                process = self._processes.get((message.rank, message.incarnation))
+                if process is not None:
+                    process.threads = message.text
+            case _:
+                pass
+
+    def refused(self, address: str, why: str) -> None:
+        """See `NodeListener`."""
+        self._events.refused(address, why)
+
+    def put_aside(self, number: int, until: float) -> None:
+        """See `NodeListener`."""
+        seconds = until - self._loop.time()
+        self._happened(partial(NodeQuarantined, seconds=seconds), number)
+
+    def emptied(self) -> None:
+        """See `NodeListener`."""
+        with self._changed:
+            self._is_empty = True
+            self._changed.notify_all()
+
+    def failed(self, error: RuntimeFault) -> None:
+        """See `NodeListener`."""
+        self._events.failed(error if isinstance(error, NodeRefused) else NoNode(str(error)))
+
+    def _started(self, number: int, message: Started) -> None:
+        with self._changed:
+            launch = self._answered(message.number)
+            if launch is None:
+                return
+            ranks = launch.orders[message.number]
+            for rank, pid, device in zip(ranks, message.pids, message.devices, strict=True):
+                process = FarProcess(
+                    number,
+                    self._host(number),
+                    rank.rank,
+                    rank.incarnation,
+                    label=f"{rank.label}#{rank.incarnation}",
+                    pid=pid,
+                    device=device,
+                    send=partial(self._send, number),
+                    on_exit=launch.on_exit,
+                    on_output=launch.on_output,
+                )
+                self._processes[rank.rank, rank.incarnation] = process
+                launch.started[rank.rank] = process
+                if launch.error:  # it has been given up meanwhile
+                    self._send(number, Kill(rank=rank.rank, incarnation=rank.incarnation))
+            self._changed.notify_all()
+
+    def _answered(self, order: int) -> _Launch | None:
+        launch = self._launches.pop(order, None)
+        if launch is not None:
+            launch.waits_for.pop(order, None)
+        return launch
+
+    def _send(self, number: int, message: Message) -> None:
+        if self._owner is not None:
+            self._owner.send(number, message)
+
+    def _host(self, number: int) -> str:
+        greeting = self._greetings.get(number)
+        return greeting.host if greeting is not None else ""
+
+    def _names(self, numbers: Sequence[int]) -> str:
+        names = (f"node {number} ({self._host(number)})" for number in numbers)
+        return ", ".join(names)
+
+    def _happened(self, event: Callable[..., LoggedEvent], number: int) -> None:
+        now, host = self._loop.time(), self._host(number)
+        self._events.happened(event(group=self._group, node=number, host=host, at=now))

@@ -1,0 +1,175 @@
+"""What the ranks of a node write, until it is sent to the driver, which shows and keeps it.
+
+- It is read at once, so no rank waits for the network. Of what waits to be sent the newest is kept.
+- What a rank wrote last is there when its end is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import deque
+from functools import partial
+from select import EPOLLIN
+from typing import TYPE_CHECKING
+
+from phalanx.cluster.link.messages import Output
+from phalanx.runtime import descriptors, read_crash_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime import EventLoop, Timer, Watch
+
+_KEPT = 64 * 1024  # bytes of each stream that wait to be sent; older ones are dropped
+_PIECE = 8 * 1024  # bytes in a message: as JSON six times as many, and less than its limit
+_RECORD = 256 * 1024  # bytes of a log record, which has a lower limit of its own
+_EVERY = 0.05  # seconds between two rounds of messages
+_MESSAGES = 16  # of a rank in one round
+
+
+class _Stream:
+    """What waits of one stream."""
+
+    def __init__(self) -> None:
+        self.pieces: deque[bytes] = deque()
+        self.size = self.dropped = 0
+
+    def put(self, data: bytes) -> None:
+        for start in range(0, len(data), _PIECE):
+            self.pieces.append(data[start : start + _PIECE])
+        self.size += len(data)
+        while self.size > _KEPT:
+            self.dropped += len(self.take())
+
+    def take(self) -> bytes:
+        self.size -= len(self.pieces[0])
+        return self.pieces.popleft()
+
+
+class RankOutput:
+    """The ends that one rank writes to.
+
+    Args:
+        send: Called with each message, on any thread.
+
+    Attributes:
+        stdout: The rank's end, for its descriptor 1; *stderr* likewise for 2.
+        faults: A memfd for its last words and its stacks.
+    """
+
+    def __init__(
+        self, loop: EventLoop, rank: int, incarnation: int, send: Callable[[Output], None]
+    ) -> None:
+        self._loop = loop
+        self._who = {"rank": rank, "incarnation": incarnation}
+        self._send = send
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
+        self._is_told = False
+        self._watches: list[Watch] = []
+        with contextlib.ExitStack() as made:
+            out, self.stdout = (descriptors.own(end, made) for end in os.pipe2(os.O_CLOEXEC))
+            err, self.stderr = (descriptors.own(end, made) for end in os.pipe2(os.O_CLOEXEC))
+            log, self._log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            log_fd = descriptors.own(log.detach(), made)
+            self._log_end = descriptors.own(self._log.detach(), made)
+            self.faults = descriptors.own(os.memfd_create("phalanx-crash-output"), made)
+            made.pop_all()
+        self._streams = {out: _Stream(), err: _Stream(), log_fd: _Stream()}
+        self._names = dict(zip(self._streams, ("stdout", "stderr", "log"), strict=True))
+        self._ends = [self.stdout, self.stderr, self._log_end]
+        for fd in self._streams:
+            os.set_blocking(fd, False)
+            self._watches.append(loop.watch(fd, EPOLLIN, partial(self._hear, fd)))
+
+    def child_fds(self) -> dict[str, int]:
+        """Return what the rank is started with beside its stdout and stderr, by name."""
+        return {"log": self._log_end, "faults": self.faults}
+
+    def close_child_ends(self) -> None:
+        """Close the rank's ends here, once it has them, or never will."""
+        while self._ends:
+            descriptors.close(self._ends.pop())
+
+    def begin(self) -> None:
+        """Send what comes, and has come: the driver has been told of the rank."""
+        with self._lock:
+            self._is_told = True
+        self._loop.post(self._plan)
+
+    def finish(self) -> None:
+        """Send all that the rank, which has ended, has written."""
+        for watch in self._watches:
+            watch.cancel()
+        for fd in self._streams:
+            self._read(fd)
+        while self._round():
+            pass
+
+    def last_words(self, stacks_from: int | None) -> tuple[str, str]:
+        """Return its last words, and the stacks behind *stacks_from* bytes; None for no stacks."""
+        words = read_crash_output(self.faults)
+        if stacks_from is None:
+            return words, ""
+        before = words.encode()[:stacks_from].decode("utf-8", "replace")
+        return before, read_crash_output(self.faults, stacks_from)
+
+    def close(self) -> None:
+        """Give everything back."""
+        for watch in self._watches:
+            watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.close_child_ends()
+        for fd in (*self._streams, self.faults):
+            descriptors.close(fd)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _hear(self, fd: int, _events: int) -> None:
+        if not self._read(fd):
+            self._watches[list(self._streams).index(fd)].cancel()
+        self._plan()
+
+    def _read(self, fd: int) -> bool:
+        """Read what is there; return False at the end."""
+        size = _RECORD if self._names[fd] == "log" else _KEPT
+        with self._lock:
+            while True:
+                try:
+                    data = os.read(fd, size)
+                except BlockingIOError:
+                    return True
+                except OSError:
+                    return False
+                if not data:
+                    return False
+                if self._names[fd] == "log":
+                    data += b"\n"  # so that records are told apart at the other end
+                self._streams[fd].put(data)
+
+    def _plan(self) -> None:
+        if self._is_told and (self._timer is None or not self._timer.is_pending):
+            self._timer = self._loop.call_at(time.monotonic() + _EVERY, self._due)
+
+    def _due(self) -> None:
+        if self._round():
+            self._plan()
+
+    def _round(self) -> bool:
+        """Send some of what waits; return whether more does."""
+        for _ in range(_MESSAGES):
+            with self._lock:
+                fd = next((fd for fd, each in self._streams.items() if each.pieces), None)
+                if fd is None:
+                    return False
+                stream = self._streams[fd]
+                dropped, stream.dropped = stream.dropped, 0
+                text = stream.take().decode("utf-8", "surrogateescape")
+            name = self._names[fd]
+            self._send(Output(**self._who, stream=name, text=text, dropped=dropped))
+        return True
