@@ -74,7 +74,7 @@ $(RAY)/installed: pyproject.toml
 
 test-cluster: $(RAY)/installed
 	$(RAY)/bin/python -m pytest -m 'not soak' -o faulthandler_timeout=300 $(addprefix tests/,unit/cluster integration/cluster \
-	  integration/ray privileged/test_node_machines.py)
+	  integration/ray privileged/test_node_machines.py privileged/test_node_executors.py)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=600

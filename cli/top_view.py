@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Row = tuple[Text, dict[str, Any]]
 
 _GOOD: Final = ("serving", "up", "running", "started")
-_BAD: Final = ("ended", "down", "stopped", "given_up")
+_BAD: Final = ("ended", "down", "stopped", "given_up", "lost")
 _STALE: Final = 3.0  # seconds without a word; it tells once a second
 _COLUMNS: Final = (
     *("STATE", "STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "NOW IN", "RSS", "DEVICE", "PID"),
@@ -132,8 +132,19 @@ def _group(group: dict[str, Any], name: Text, indent: str) -> Iterator[Row]:
         "RESTARTS": _restarts(group["restarts_in_window"], group["max_restarts"]),
     }
     yield name, cells
+    for node in group.get("nodes", ()):
+        yield _node(node, f"{indent}  node {node['node']}")
     for rank in group["ranks"]:
         yield _rank(rank, f"{indent}  rank {rank['rank']}")
+
+
+def _node(node: dict[str, Any], name: str) -> Row:
+    ranks = ", ".join(map(str, node["ranks"]))
+    is_spare = not ranks and node["state"] == "up"
+    return Text(f"{name} {safe_text(node['host'])}".rstrip()), {
+        "STATE": _state(node["state"]),
+        "NOW IN": Text(f"ranks {ranks}" if ranks else "spare" if is_spare else "", style="dim"),
+    }
 
 
 def _rank(rank: dict[str, Any], name: str) -> Row:
@@ -143,7 +154,8 @@ def _rank(rank: dict[str, Any], name: str) -> Row:
         doing += " (abandoned)"
     if doing and rank["running_for"] >= 1.0:
         doing += f" for {rank['running_for']:.0f} s"
-    return Text(name), {
+    where = f" on {safe_text(rank['host'])}" if rank.get("host") else ""
+    return Text(f"{name}{where}"), {
         "STATE": _state(rank["state"]),
         "STARTS": str(rank["incarnation"]),
         "SERVED": str(rank["served"]),

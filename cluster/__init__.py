@@ -10,7 +10,6 @@ from .driver.events import NodeQuarantined as NodeQuarantined
 from .driver.events import NodeRecovered as NodeRecovered
 from .driver.events import NodeSuspect as NodeSuspect
 from .driver.far_process import FarProcess as FarProcess
-from .driver.node_pool import NodeInfo as NodeInfo
 from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
 from .link.messages import Output as Output

@@ -78,6 +78,7 @@ from .observe.report_folder import read_report as read_report
 from .observe.status import CALL_SECONDS as CALL_SECONDS
 from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
+from .observe.status import NodeInfo as NodeInfo
 from .observe.status import Picture as Picture
 from .observe.status import RankInfo as RankInfo
 from .observe.status import Sketch as Sketch

@@ -65,8 +65,7 @@ if TYPE_CHECKING:
     from phalanx.actors.observe.hooks import GroupProbe, Probe
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.cluster import NodeInfo
-    from phalanx.runtime import Arena, DeviceStatus, Frame, RankInfo, Runtime
+    from phalanx.runtime import Arena, DeviceStatus, Frame, NodeInfo, RankInfo, Runtime
     from phalanx.supervision import ExitReason, ProtectedActor, StartContext
 
     from .actor import PlannedChange

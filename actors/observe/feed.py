@@ -99,6 +99,7 @@ def status_of(
             standby=view.standby,
             ranks=ranks[first : first + _PART],
             first=first,
+            nodes=group.nodes(),
             at=now,
             releasing_bytes=sum(device.releasing_bytes for device in group.devices()),
             **counts,

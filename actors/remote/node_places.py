@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from phalanx.actors.group.handle import Group
     from phalanx.actors.group.launcher import Join
-    from phalanx.cluster import ClusterOptions, NodeInfo
-    from phalanx.runtime import DeviceStatus, LoggedEvent, Place
+    from phalanx.cluster import ClusterOptions
+    from phalanx.runtime import DeviceStatus, LoggedEvent, NodeInfo, Place
     from phalanx.supervision import NodeRefused, StartRanks
 
 _OPENING = 30.0  # seconds for a cluster that is being reached when the group ends

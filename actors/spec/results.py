@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import Phase
 
 if TYPE_CHECKING:
-    from phalanx.cluster import NodeInfo
-    from phalanx.runtime import CrashReport, DeviceStatus, RankInfo
+    from phalanx.runtime import CrashReport, DeviceStatus, NodeInfo, RankInfo
     from phalanx.supervision import RestartWindow
 
     from .checkpoint_policy import Checkpoint

@@ -33,7 +33,7 @@ from phalanx.cluster.link.messages import (
 )
 from phalanx.cluster.nodes.decide import HELD, NodeLimits, NodeState
 from phalanx.cluster.nodes.placement import place
-from phalanx.runtime import Place, Zmq
+from phalanx.runtime import NodeInfo, Place, Zmq
 from phalanx.supervision import NodeRefused, NoNode, RuntimeFault
 
 from .events import NodeFenced, NodeJoined, NodeLost, NodeQuarantined, NodeRecovered, NodeSuspect
@@ -51,21 +51,6 @@ if TYPE_CHECKING:
 _SLICE = 0.25  # seconds after which a launch that waits looks whether it is still wanted
 _UNDO = 10.0  # seconds for what a launch that failed has started
 _CLOSE = 10.0  # seconds beyond those that a node has to leave
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
-    """One node at one moment, as `phalanx top` shows it.
-
-    Attributes:
-        host: The name of its machine; empty while it has not joined.
-        ranks: Those that are on it; none on a spare.
-    """
-
-    node: int
-    host: str
-    state: str
-    ranks: tuple[int, ...]
 
 
 class PoolEvents(Protocol):

@@ -69,6 +69,23 @@ class RankInfo:
         return f"{what} for {self.running_for:.1f} s" if what and self.running_for else what
 
 
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One node of a cluster at one moment, as `Status.nodes` and `phalanx top` show it.
+
+    Attributes:
+        host: The name of its machine; empty while it has not joined.
+        state: ``"asked"``, ``"joining"``, ``"up"``, ``"suspect"``, ``"aside"``, ``"lost"`` or
+            ``"leaving"``.
+        ranks: Those that are on it; none on a spare.
+    """
+
+    node: int
+    host: str
+    state: str
+    ranks: tuple[int, ...]
+
+
 CALL_SECONDS = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
 """The classes in which the seconds of calls are counted; each includes its limit."""
 
@@ -86,6 +103,7 @@ class GroupStatus(Event, event="group_state", level="debug"):
         call_seconds_sum: What they took together.
         releasing_bytes: Device memory of dead workers that is not seen to be released yet.
         first: The first rank of this event; a large group takes several.
+        nodes: The machines of its cluster; empty if its ranks are beside the driver.
     """
 
     group: str
@@ -109,6 +127,7 @@ class GroupStatus(Event, event="group_state", level="debug"):
     releasing_bytes: int
     ranks: tuple[RankInfo, ...]
     first: int
+    nodes: tuple[NodeInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +321,8 @@ class Sketch:
                 key = (name, rank["rank"], rank["incarnation"])
                 served[key] = (group["at"], rank["served"])
                 rank["calls_per_s"] = _rate(self._served.get(key), served[key])
-                rank["rss_bytes"] = _resident_bytes(rank["pid"])
+                pid = None if rank["host"] else rank["pid"]  # of this machine
+                rank["rss_bytes"] = _resident_bytes(pid)
         self._served = served
         return Picture(
             groups=[told[name] for name in sorted(told)],

@@ -1,0 +1,144 @@
+"""Executors on nodes in namespaces: the network between machines is cut, and nothing runs twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.privileged.test_node_machines import MACHINE
+from tests.support.node_engine import LocalNodes
+from tests.support.processes import LONG, wait_until
+from tests.support.relayed_links import ip, namespace
+from tests.support.survivors import Keeper
+
+from phalanx.actors import Executor, Launch, RestartPolicy, WorkerContext
+from phalanx.cluster import NodeFenced, NodeLost
+from phalanx.runtime import Runtime
+
+TIMEOUT = 3.0  # seconds of silence that make a node lost
+
+
+class Pulsing(Keeper):
+    """Meets the others, and writes down that it runs, every few milliseconds.
+
+    Args:
+        journal: The folder for that: a file for each incarnation.
+    """
+
+    def __init__(self, journal: str) -> None:
+        super().__init__()
+        self.journal = Path(journal)
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        super().on_start(ctx)
+        file = self.journal / f"{ctx.rank}-{ctx.incarnation}"
+
+        def write() -> None:
+            with file.open("a") as lines:
+                while True:
+                    lines.write(f"{time.monotonic()}\n")
+                    lines.flush()
+                    time.sleep(0.003)
+
+        threading.Thread(target=write, daemon=True).start()
+
+
+@dataclass
+class Site:
+    """A group whose first node is in a namespace, behind a cable."""
+
+    group: Executor[Any]
+    nodes: LocalNodes
+    cable: str
+    journal: Path
+    told: list[Any]
+
+    def cut(self) -> None:
+        self.nodes.engines[0].mute(0)  # what started the node there would be cut off too
+        ip("link", "set", self.cable, "down")
+
+    def heal(self) -> None:
+        ip("link", "set", self.cable, "up")
+
+    def runs(self) -> dict[int, list[tuple[float, float]]]:
+        """Return when each incarnation of each rank has run: from and to, in their order."""
+        found: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
+        for file in self.journal.iterdir():
+            rank, incarnation = map(int, file.name.split("-"))
+            times = [float(line) for line in file.read_text().splitlines()[:-1]]
+            found[rank][incarnation] = times[0], times[-1]
+        return {rank: [runs[each] for each in sorted(runs)] for rank, runs in found.items()}
+
+
+@pytest.fixture
+def site(tmp_path: Path, torch_runtime: Runtime, request: pytest.FixtureRequest) -> Iterator[Site]:
+    with namespace() as (name, cable, here, _):
+        # Ranks of one machine meet by its address, which takes its loopback interface.
+        ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
+        prefix = ("ip", "netns", "exec", name, *MACHINE)
+        nodes = LocalNodes(
+            ranks_per_node=2,
+            spare_nodes=1,
+            node_timeout=TIMEOUT,
+            bind=here,
+            engine_options={"prefix": lambda slot: () if slot else prefix},
+        )
+        told: list[Any] = []
+        journal = tmp_path / "journal"
+        journal.mkdir()
+        with Executor(
+            Pulsing,
+            4,
+            args=(str(journal),),
+            cluster=nodes,
+            devices="cpu",
+            policy=RestartPolicy(**getattr(request, "param", {})),
+            launch=Launch(preload=("torch",)),
+            runtime=torch_runtime,
+        ) as group:
+            group.subscribe(told.append)
+            if not any(0 in each.ranks for each in group.status().nodes if each.node == 0):
+                group.resize(6, timeout=LONG)  # the node there has joined last, and is the spare
+            yield Site(group, nodes, cable, journal, told)
+
+
+@pytest.mark.parametrize("site", [{}, {"survivors": "keep"}], indirect=True, ids=["all", "keep"])
+def test_ranks_that_are_cut_off_end_before_others_take_their_place(site: Site) -> None:
+    size, epoch = len(site.group.ranks), site.group.status().epoch
+    assert site.group.collective_rpc("total", LONG) == [float(size)] * size
+
+    site.cut()
+    calls = [site.group.collective_rpc("total", LONG, retries=3, non_block=True) for _ in range(5)]
+    assert [call.result(LONG) for call in calls] == [[float(size)] * size] * 5
+
+    (lost,) = [event for event in site.told if isinstance(event, NodeLost)]
+    wait_until(lambda: any(isinstance(event, NodeFenced) for event in site.told))
+    assert lost.node == 0
+    runs = site.runs()
+    for rank in lost.ranks:
+        old, new = runs[rank]
+        assert old[1] < new[0], f"rank {rank} ran twice"
+    status = site.group.status()
+    assert (status.restarts, status.epoch) == (1, epoch + 1)
+    site.heal()
+    assert site.group.collective_rpc("total", LONG) == [float(size)] * size
+
+
+def test_a_cut_that_is_shorter_than_the_timeout_costs_time_alone(site: Site) -> None:
+    size = len(site.group.ranks)
+    before = [each.pid for each in site.group.ranks]
+
+    site.cut()
+    call = site.group.collective_rpc("total", LONG, non_block=True)
+    time.sleep(TIMEOUT / 2)  # what is tested is that this much passes
+    site.heal()
+
+    assert call.result(LONG) == [float(size)] * size
+    assert [each.pid for each in site.group.ranks] == before
+    assert site.group.status().restarts == 0
