@@ -321,7 +321,7 @@ class Sketch:
                 key = (name, rank["rank"], rank["incarnation"])
                 served[key] = (group["at"], rank["served"])
                 rank["calls_per_s"] = _rate(self._served.get(key), served[key])
-                pid = None if rank["host"] else rank["pid"]  # of this machine
+                pid = None if rank.get("host") else rank["pid"]  # of this machine
                 rank["rss_bytes"] = _resident_bytes(pid)
         self._served = served
         return Picture(

@@ -103,7 +103,7 @@ def test_every_file_that_the_architecture_names_exists() -> None:
 
 
 def test_the_page_of_events_names_each_event_that_the_code_emits() -> None:
-    folders = ("supervision", "actors", "runtime", "integrations")
+    folders = ("supervision", "actors", "runtime", "cluster", "integrations")
     code = "".join(path.read_text() for each in folders for path in (ROOT / each).rglob("*.py"))
     emitted = set(re.findall(r"event(?:: ClassVar\[str\])? ?= ?\"(?:phalanx\.)?(\w+)\"", code))
     emitted |= set(re.findall(r"\b_?log(?:ger\(\))?\.\w+\(\s*f?\"phalanx\.(\w+)", code))

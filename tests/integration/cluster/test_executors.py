@@ -29,7 +29,14 @@ from phalanx.errors import (
     StartFailed,
     WorkerDied,
 )
-from phalanx.runtime import Runtime, Zmq, process_tree
+from phalanx.runtime import (
+    Observer,
+    Runtime,
+    Zmq,
+    find_drivers,
+    first_picture,
+    process_tree,
+)
 from phalanx.supervision import Intensity, Strategy
 
 TIMEOUT = 3.0  # seconds of silence that make a node lost
@@ -264,6 +271,21 @@ def test_a_node_that_has_not_the_code_is_told_of_with_a_remedy(
         nodes(worker, 1)
 
     assert "only_here" in str(failed.value.__cause__)
+
+
+def test_observers_see_the_nodes_and_what_is_on_them() -> None:
+    with Runtime(console=None) as runtime:
+        made = Nodes(runtime, Echo, 3, spare_nodes=1)
+        with made.group as group:
+            wait_until(lambda: len(group.status().nodes) == 3)
+            (driver,) = (each for each in find_drivers() if each.pid == os.getpid())
+            with Observer(driver, watch=True) as observer:
+                (seen,) = first_picture(observer, driver, LONG).groups
+
+            told = [(each["node"], each["state"], tuple(each["ranks"])) for each in seen["nodes"]]
+            assert told == [(each.node, each.state, each.ranks) for each in group.status().nodes]
+            assert {rank["host"] for rank in seen["ranks"]} == {os.uname().nodename}
+            assert {rank["rss_bytes"] for rank in seen["ranks"]} == {None}  # of another machine
 
 
 # --- nodes that are lost ------------------------------------------------------------------
