@@ -227,10 +227,14 @@ def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
         thread.start()
     for kind in rng.sample(["outpost", "gateway", "rank", "outpost", "rank"], 5):
         wait_healed(ex, 0)
-        if kind == "rank":
-            found = [info.pid for info in ex.ranks if info.pid]
-        else:
-            found = processes_of(ex, kind)
+        found: list[int] = []
+        deadline = soon()
+        while not found:  # one look may come between a death and what is started for it
+            assert time.monotonic() < deadline, f"no {kind} was seen"
+            if kind == "rank":
+                found = [info.pid for info in ex.ranks if info.pid]
+            else:
+                found = processes_of(ex, kind)
         with contextlib.suppress(ProcessLookupError):
             os.kill(rng.choice(found), signal.SIGKILL)
         time.sleep(rng.uniform(0.05, 0.3))  # the seeded moment of the next
