@@ -55,6 +55,7 @@ def resolve(result: Future[Result], function: Callable[[], Result]) -> None:
         result.set_exception(error)
 
 
+_CLOSED_BY_OTHERS = "something in this process has closed a descriptor of its event loop"
 _LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
 
 
@@ -128,6 +129,7 @@ class EventLoop:
         self._posted: deque[Callable[[], None]] = deque()
         self._when_lost: dict[int, Callable[[str], None]] = {}
         self._closing = False
+        self._why = "the loop is closed"
         self._closed = False
         self._ident = 0
         self._epoll = descriptors.own(select.epoll())
@@ -146,7 +148,12 @@ class EventLoop:
         self._check_process()
         with self._lock:
             self._check()
-            self._epoll.register(fd, events)
+            try:
+                self._epoll.register(fd, events)
+            except OSError as error:
+                if self._is_whole():
+                    raise
+                raise RuntimeFault(_CLOSED_BY_OTHERS) from error
             self._watches[fd] = watch
         return watch
 
@@ -228,8 +235,16 @@ class EventLoop:
         if self._pid != os.getpid():
             return
         with self._lock:
-            if not self._closed and self._watches.get(fd) is watch:
+            if self._closed or self._watches.get(fd) is not watch:
+                return
+            try:
                 self._epoll.modify(fd, events)
+            except OSError:
+                if self._is_whole():
+                    raise
+                # Who waits hears of it from the thread, which ends when it is woken.
+                with contextlib.suppress(RuntimeFault):
+                    self._wake()
 
     def unwatch(self, watch: Watch, fd: int) -> None:
         """See `Watch.cancel`."""
@@ -265,6 +280,7 @@ class EventLoop:
                     self._serve_once()
             except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
                 cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
+                self._why = cause
                 self._closing = True  # from here on every method says so
                 self._complain("the loop itself, which is closed by this")
             self._run_posted()
@@ -333,7 +349,18 @@ class EventLoop:
             sys.stderr.write(trace)
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
+        try:
+            os.eventfd_write(self._wakeup, 1)
+        except OSError as error:
+            raise RuntimeFault(_CLOSED_BY_OTHERS) from error
+
+    def _is_whole(self) -> bool:
+        """Whether our own descriptors are still what they were."""
+        try:
+            self._epoll.modify(self._wakeup, select.EPOLLIN)
+        except OSError:
+            return False
+        return True
 
     def _check_process(self) -> None:
         # Before the lock, always: its holder may be a thread that the fork did not copy.
@@ -344,4 +371,4 @@ class EventLoop:
 
     def _check(self) -> None:
         if self._closing:
-            raise RuntimeFault("the loop is closed")
+            raise RuntimeFault(self._why)

@@ -462,7 +462,7 @@ def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> 
 
 
 _LOSES_ITS_EVENT_LOOP = """
-import os, time
+import os, threading, time
 from pathlib import Path
 from phalanx import Executor
 from phalanx.errors import RuntimeFault
@@ -470,9 +470,24 @@ from tests.support.workers import Echo
 
 ex = Executor(Echo, 1)
 calls = [ex.call(lambda _: time.sleep(600), rank=0, non_block=True) for _ in range(2)]
+for call in calls:
+    call.add_done_callback(lambda _: None)  # the event loop reads for it
 loop = ex._group.runtime.loop
-# Put in its place, not closed: its number would be the next file's of any thread.
-loop.post(lambda: os.dup2(os.open(os.devnull, os.O_RDONLY), loop._epoll.fileno()))
+held, release = threading.Event(), threading.Event()
+
+def lose():
+    # Put in its place, not closed: its number would be the next file's of any thread.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), loop._epoll.fileno())
+    held.set()
+    release.wait(30)
+
+loop.post(lose)
+held.wait(30)
+try:
+    calls[0].result(timeout=0.1)
+except TimeoutError:
+    print("a caller came before the loop had noticed", flush=True)
+release.set()
 for call in calls:
     try:
         call.result()
@@ -496,6 +511,7 @@ def without_event_loop() -> str:
 def test_calls_without_a_timeout_end_when_the_event_loop_does_and_say_why(
     without_event_loop: str,
 ) -> None:
+    assert without_event_loop.count("a caller came before the loop had noticed") == 1
     assert without_event_loop.count("the event loop of this process has ended") == 2
 
 

@@ -271,6 +271,47 @@ def test_a_loop_whose_descriptors_were_closed_refuses_all_and_says_why(
 
     assert "Bad file descriptor" in capsys.readouterr().err
     for use in (lambda: lost.post(close), lambda: lost.call_at(0.0, close)):
-        with pytest.raises(RuntimeFault, match="closed"):
+        with pytest.raises(RuntimeFault, match="event loop of this process has ended: OSError"):
             use()
     lost.close()
+
+
+def test_who_meets_a_closed_descriptor_before_the_loop_does_gets_no_bare_os_error() -> None:
+    lost, heard = EventLoop(), threading.Event()
+    reading, writing = os.pipe()
+    null = os.open(os.devnull, os.O_RDONLY)
+    watch = lost.watch(reading, select.EPOLLIN, lambda _events: None)
+    lost.when_lost(lambda _cause: heard.set())
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        release.wait(LONG)
+
+    lost.post(hold)
+    assert held.wait(LONG)
+    os.dup2(null, lost._epoll.fileno())
+
+    watch.modify(0)
+    with pytest.raises(RuntimeFault, match="closed a descriptor of its event loop"):
+        lost.watch(writing, 0, lambda _events: None)
+    release.set()
+
+    assert heard.wait(LONG)
+    lost.close()
+    for fd in (reading, writing, null):
+        os.close(fd)
+
+
+def test_a_watched_descriptor_that_its_owner_has_closed_is_the_owners_error(
+    loop: EventLoop,
+) -> None:
+    reading, writing = os.pipe()
+    watch = loop.watch(reading, select.EPOLLIN, lambda _events: None)
+    os.close(reading)
+    os.close(writing)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        watch.modify(0)
+    watch.cancel()
+    on_loop(loop)
