@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import random
+import secrets
 import shutil
 import socket
 import subprocess
@@ -66,7 +66,8 @@ def free_port(host: str = "127.0.0.1") -> int:
     """
     least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        port = random.randrange(1024, least)
+        # Not of `random`: a suite that runs beside ours may have the same seed.
+        port = 1024 + secrets.randbelow(least - 1024)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as sock, contextlib.suppress(OSError):
             sock.bind((host, port))
@@ -85,7 +86,11 @@ class Relay:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._expect("ready")
+        try:
+            self._expect("ready")
+        except BaseException:
+            self.close()
+            raise
 
     def mute(self, way: str = "both", after: int = 0) -> None:
         """Pass nothing more that *way*, once *after* more bytes have passed."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import queue
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import wait_until
-from tests.support.rank_faults import OFTEN
+from tests.support.rank_faults import OFTEN, wait_healed
 
 from phalanx.actors import Emitted, Executor, WorkerActor, WorkerContext
 from phalanx.runtime import Runtime
@@ -74,30 +73,23 @@ def group(make: Make, torch_runtime: Runtime) -> Executor[Any]:
     return make(Summing, 3, launch={"preload": ("torch",)}, runtime=torch_runtime, intensity=many)
 
 
-def kill_once(group: Executor[Any], victim: int, killed: list[int]) -> Callable[[], None]:
-    """Kill rank *victim* in the call that is made next; it is in *killed* then."""
-    pending = [victim]
-
-    def on_event(event: Any) -> None:
-        if isinstance(event, Emitted) and event.rank in pending:
-            pending.remove(event.rank)
-            os.kill(event.value, signal.SIGKILL)
-            killed.append(event.value)
-
-    return group.subscribe(on_event)
-
-
 def test_a_call_to_be_retried_is_retried_whatever_its_survivors_raise(group: Executor[Any]) -> None:
-    killed: list[int] = []
+    begun: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    group.subscribe(lambda event: begun.put(event) if isinstance(event, Emitted) else None)
     for turn in range(KILLS):
-        unsubscribe = kill_once(group, turn % 3, killed)
+        victim = turn % 3
+        pid = group.ranks[victim].pid
+        assert pid is not None
 
-        total = group.collective_rpc("pid_on_start_of_sum", LONG, (0.2,), retries=3)
+        call = group.collective_rpc("pid_on_start_of_sum", LONG, (0.2,), retries=3, non_block=True)
+        while begun.get(timeout=LONG).value != pid:
+            pass
+        os.kill(pid, signal.SIGKILL)
 
-        unsubscribe()
-        assert total == [1.0, 1.0, 1.0]
-    wait_until(lambda: group.status().restarts == len(killed))  # a kill may come after its call
-    assert len(killed) >= KILLS // 2
+        assert call.result() == [1.0, 1.0, 1.0]
+        # It may have been killed after the call; two deaths at once would be one restart.
+        wait_healed(group, turn + 1)
+        assert group.status().restarts == turn + 1
 
 
 def test_a_call_not_to_be_retried_fails_with_the_death_not_with_its_echo(
