@@ -125,6 +125,7 @@ class Shutdown:
         worker.words_end = os.fstat(worker.output.faults).st_size
         process.send_signal(STACKS)
         if process.is_stopped():
-            # Only a running process handles a signal; this one takes it before anything else.
+            # Only a running process handles a signal: one of its threads, before anything else.
+            # Another may still answer the call.
             process.send_signal(signal.SIGCONT)
         self.after(worker, _EXAMINE, self.kill, worker)

@@ -75,15 +75,18 @@ class Planted(Echo):
             time.sleep(0.5)  # until long after the start of its successor
 
 
-def hurried(worker: Planted) -> None:
+TURNS = itertools.count()
+
+
+def hurried(worker: Planted, turn: int = 0) -> None:
     """Answer at once or late: one rank before the other, and the other first after a restart."""
-    if (worker.ctx.rank + worker.ctx.incarnation) % 2:
+    if (worker.ctx.rank + worker.ctx.incarnation + turn) % 2:
         time.sleep(0.03)
 
 
 def hurrying(executor: Executor[Any], _chance: random.Random) -> None:
-    """Make calls that ranks answer unevenly, and that are made again."""
-    executor.collective_rpc(hurried, 30.0, retries=99)
+    """Make calls that ranks answer unevenly, each before the other in turn; they are made again."""
+    executor.collective_rpc(hurried, 30.0, (next(TURNS),), retries=99)
 
 
 def working(executor: Executor[Any], _chance: random.Random) -> None:

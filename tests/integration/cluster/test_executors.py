@@ -202,11 +202,10 @@ def test_a_rank_that_hangs_on_a_node_is_ended_with_its_stacks(nodes: Make) -> No
 
 
 def test_a_rank_that_is_stopped_on_a_node_is_found_so(nodes: Make) -> None:
-    made = nodes(size=2, limits=Limits(stopped=2.0))
-    os.kill(made.group.ranks[0].pid or 0, signal.SIGSTOP)
+    made = nodes(Stuck, 2, limits=Limits(stopped=2.0))
 
     with pytest.raises(WorkerDied, match="stopped for"):
-        made.group.collective_rpc("rank", timeout=LONG)
+        made.group.collective_rpc("hang", args=("stop", None, 0), timeout=LONG)
 
     assert made.group.collective_rpc("rank", retries=3) == [0, 1]
 

@@ -136,6 +136,7 @@ def test_a_rank_that_was_stopped_while_idle_is_found_by_the_next_call(make: Make
     os.kill(pid, signal.SIGSTOP)
 
     assert ex.collective_rpc("rank", LONG, retries=1) == [0]
+    wait_healed(ex)  # it goes on for its stacks, and may answer before it ends
     assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
 
 
