@@ -76,6 +76,7 @@ from .observe.report_folder import ReportFile as ReportFile
 from .observe.report_folder import ReportFolder as ReportFolder
 from .observe.report_folder import read_report as read_report
 from .observe.status import CALL_SECONDS as CALL_SECONDS
+from .observe.status import EARLIER_REPORT as EARLIER_REPORT
 from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
 from .observe.status import NodeInfo as NodeInfo

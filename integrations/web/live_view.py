@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from phalanx.runtime import Sketch, describe
+from phalanx.runtime import EARLIER_REPORT, Sketch, describe
 
 _EVENTS = 50
 _REPORTS = 10
@@ -36,12 +36,16 @@ class LiveView:
         if picture is not None:
             whole = {"groups": picture.groups, "trees": picture.trees}
             self._publish({**whole, "problem": picture.incomplete()})
-        elif record.get("kind") == "event" and record.get("level") != "debug":
-            about, *below = describe(record)
+            return
+        is_event = record.get("kind") == "event" and record.get("level") != "debug"
+        if not is_event and record.get("event") != EARLIER_REPORT:
+            return
+        about, *below = describe(record)
+        if is_event:
             self._events.appendleft(f"{str(record.get('timestamp', ''))[11:19]} {about}")
-            if "report" in record and below:
-                self._reports.appendleft("\n".join(below))
-            self._publish({})
+        if "report" in record and below and (report := "\n".join(below)) not in self._reports:
+            self._reports.appendleft(report)
+        self._publish({})
 
     def end(self, problem: str, now: float, *, is_alive: bool) -> None:  # noqa: ARG002
         """Note that no driver is followed, and why."""

@@ -127,6 +127,7 @@ class Publisher:
             self._socket = self._context.socket(zmq.XPUB)
             self._socket.setsockopt(zmq.SNDHWM, _HELD_FOR_ONE)
             self._socket.setsockopt(zmq.LINGER, 200)
+            self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each observer is told of, not each topic
             self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
             self._socket.setsockopt(zmq.USE_FD, listener)  # its to close from here on
             self._socket.bind(f"ipc://@{address_of(listener)}")
@@ -148,12 +149,18 @@ class Publisher:
         """Whether an observer subscribes to status snapshots."""
         return _STATE in self._topics
 
-    def settle(self) -> None:
-        """Read subscriptions. Must follow every send: zmq's descriptor is edge-triggered."""
+    def settle(self) -> bool:
+        """Read subscriptions; return whether one more observer wants status snapshots.
+
+        Must follow every send: zmq's descriptor is edge-triggered.
+        """
+        is_new = False
         while self._socket.poll(0):
             message = self._socket.recv(self._at_once)
-            change = self._topics.add if message[:1] == b"\x01" else self._topics.discard
-            change(message[1:])
+            begins, topic = message[:1] == b"\x01", message[1:]
+            (self._topics.add if begins else self._topics.discard)(topic)
+            is_new |= begins and topic == _STATE
+        return is_new
 
     def send(self, record: Mapping[str, Any]) -> None:
         """Publish *record*; with a number, unless it is a part of a status snapshot."""

@@ -176,6 +176,8 @@ class StatusEnded(Event, event="status_ended", level="debug"):
 
 _MOST_ENDED = 64  # the latest
 STATUS_EVENTS = frozenset((GroupStatus.event, TreeStatus.event, StatusEnded.event))
+EARLIER_REPORT = "phalanx.earlier_report"
+"""The ``event`` of a crash report that an observer gets which was not there at the death."""
 
 
 class StatusSource:

@@ -23,6 +23,7 @@ import socket
 import stat
 import threading
 import time
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -33,7 +34,7 @@ from phalanx.runtime.observe.console_text import render, render_json, render_lin
 from phalanx.runtime.observe.event_stream import Publisher
 from phalanx.runtime.observe.events import LinesDropped, StreamUnavailable, WorkerLabels
 from phalanx.runtime.observe.log_channel import LEVELS, timestamp
-from phalanx.runtime.observe.status import STATUS_EVENTS
+from phalanx.runtime.observe.status import EARLIER_REPORT, STATUS_EVENTS
 
 from .reader import ALL_RECORDS, WorkerReader, read_records
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _EVENTS_AT_ONCE: Final = 256
 _STATUS: Final = 1.0  # seconds between status snapshots
+_REPORTS: Final = 10  # the latest crash reports, for observers that come later
 _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the driver is gone
 _LIMIT: Final = 16 << 20  # bytes held for a reader that pauses; arbitrary, a big flood fits
 _STEP: Final = 1 << 16  # bytes written at once
@@ -172,6 +174,7 @@ class _Collector:
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         self._publisher: Publisher | None = None
+        self._reports: deque[dict[str, Any]] = deque(maxlen=_REPORTS)
         self._running = True
         self._flush_for = _LAST_FLUSH
 
@@ -287,6 +290,8 @@ class _Collector:
         if self._publisher is not None:
             self._publisher.send(record)
         if kind == "event":
+            if "report" in record:
+                self._reports.append({**record, "event": EARLIER_REPORT, "kind": "state"})
             record.pop("at", None)  # on the monotonic clock of this machine, of no use in a log
         if LEVELS.get(str(record.get("level", "info")), LEVELS["info"]) >= self._level:
             if self._console == "text":
@@ -305,7 +310,7 @@ class _Collector:
             event = StreamUnavailable(problem=repr(error), at=time.monotonic())
             self._record("event", {"timestamp": timestamp(), **fields(event)})
         else:
-            self._watch(self._publisher.fd, self._publisher.settle)
+            self._watch(self._publisher.fd, self._greet)
 
     def _request_status(self) -> float | None:
         """Request a status snapshot if an observer wants them; return seconds until the next."""
@@ -325,8 +330,13 @@ class _Collector:
             if not self._err.is_full and (lines := writer.take_dropped()):
                 event = LinesDropped(where=where, lines=lines, at=time.monotonic())
                 self._record("event", {"timestamp": timestamp(), **fields(event)})
-        if self._publisher is not None:
-            self._publisher.settle()
+        self._greet()
+
+    def _greet(self) -> None:
+        """Read what observers ask for; one that wants status snapshots gets the latest reports."""
+        while self._publisher is not None and self._publisher.settle():
+            for report in self._reports:
+                self._publisher.send(report)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
         self._handlers[fd] = handler

@@ -17,6 +17,7 @@ from tests.support.hanging_workers import Stuck
 from tests.support.node_engine import LocalEngine, LocalNodes
 from tests.support.node_groups import kill
 from tests.support.processes import LONG, is_alive, wait_until
+from tests.support.rank_faults import wait_healed
 from tests.support.survivors import Keeper
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails
 
@@ -202,12 +203,16 @@ def test_a_rank_that_hangs_on_a_node_is_ended_with_its_stacks(nodes: Make) -> No
 
 
 def test_a_rank_that_is_stopped_on_a_node_is_found_so(nodes: Make) -> None:
-    made = nodes(Stuck, 2, limits=Limits(stopped=2.0))
+    group = nodes(Stuck, 2, limits=Limits(stopped=2.0)).group
 
     with pytest.raises(WorkerDied, match="stopped for"):
-        made.group.collective_rpc("hang", args=("stop", None, 0), timeout=LONG)
+        group.collective_rpc("hang", args=("stop", None, 0), timeout=LONG)
+    assert group.collective_rpc("rank", retries=3) == [0, 1]
 
-    assert made.group.collective_rpc("rank", retries=3) == [0, 1]
+    os.kill(group.ranks[0].pid or 0, signal.SIGSTOP)
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    wait_healed(group, 2)  # it goes on for its stacks, and may answer before it ends
+    assert "stopped for" in str(group.status().reports[-1].reason)
 
 
 def test_a_start_that_fails_on_a_node_is_told_with_its_exception(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,12 @@ def test_what_happens_to_a_group_is_told_as_it_happens(name: str) -> None:
         assert "died: killed (SIGKILL)" in healed["reports"][0]
         assert any("phalanx.group_up" in event for event in healed["events"])
         states.close()
+
+    with page_of(name) as later, page_of(name) as last:  # those who come later are told, once
+        for page in (last, later):
+            with closing(page.states()) as states:
+                told = next(state for state in states if state["reports"] and state["groups"])
+            assert told["reports"] == healed["reports"]
 
 
 def test_who_names_another_site_is_told_nothing(name: str) -> None:
