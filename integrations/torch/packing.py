@@ -110,8 +110,10 @@ def unpack(meta: bytes, data: torch.Tensor) -> Any:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return *tensor*, detached; of a `DTensor` the part that this rank holds."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():  # without operations on the DTensor, each of which takes long
+        return tensor.to_local()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
