@@ -133,11 +133,14 @@ class Ranks:
         self._report(StackText(rank=rank, incarnation=incarnation, text=text[:_TEXT]))
 
     def look(self) -> None:
-        """Report which ranks are stopped, if others were before."""
+        """Report which ranks are stopped, at each look as long as one is.
+
+        Once would not do: the driver may not know the latest incarnation of a rank yet.
+        """
         with self._lock:
             processes = dict(self._processes)
         stopped = tuple(sorted(rank for (rank, _), p in processes.items() if p.is_stopped()))
-        if stopped != self._stopped:
+        if stopped or self._stopped:
             self._stopped = stopped
             self._report(Stopped(ranks=stopped))
         if processes and (now := time.monotonic()) - self._looked_at >= _CHECK:
