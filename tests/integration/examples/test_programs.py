@@ -26,20 +26,27 @@ def _compiler_cache(
 
 def run(name: str, *words: str) -> str:
     """Run the example *name*; return what it printed, once it has succeeded."""
+    return run_and_log(name, *words)[0]
+
+
+def run_and_log(name: str, *words: str) -> tuple[str, str]:
+    """Do as `run`; return its log too."""
     done = run_python(str(EXAMPLES / f"{name}.py"), *words, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def run_pipeline(name: str, *, ranks: int, kills: int, seed: int, options: tuple[str, ...]) -> None:
     words = ["--ranks", str(ranks), "--kills", str(kills), "--seed", str(seed), *options]
-    said = run(name, *words, "--passages", "250")
+    said, log = run_and_log(name, *words, "--passages", "250")
+    # Gloo raises no error in a rank that was in the middle of a message to or from the dead one.
+    replaced = log.count("it is in the middle of a message of gloo); replace rank")
 
     assert said.count("killed rank") == kills
     found = re.search(r"^8 calls answered in \S+ s; restarts: (\d+)$", said, re.MULTILINE)
     assert found, said
     # A rank that is killed while nothing is left for it to do may come back after the count.
-    assert kills - (name == "batch_inference") <= int(found[1]) <= kills
+    assert kills - (name == "batch_inference") <= int(found[1]) <= kills + replaced
     difference = re.search(r"^largest difference from one process: (\S+)$", said, re.MULTILINE)
     assert difference, said
     assert float(difference[1]) < 1e-5
