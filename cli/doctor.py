@@ -51,7 +51,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _PACKAGES = ("phalanx", "torch", "pykka", "pyzmq", "structlog", "cloudpickle")
-_EXTRAS = {"rich": "phalanx[cli]", "pynvml": "phalanx[gpu]", "tokenizers": "phalanx[examples]"}
+_EXTRAS = {
+    "rich": "phalanx[cli]",
+    "shtab": "phalanx[cli]",
+    "pynvml": "phalanx[gpu]",
+    "prometheus_client": "phalanx[prometheus]",
+    "tokenizers": "phalanx[examples]",
+}
 _START = 120.0  # seconds; a cold disk takes long to import torch
 _KILL = 5.0
 _LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program itself opens
@@ -295,7 +301,7 @@ def _zmq() -> Finding:
 
 def _extras() -> Finding:
     absent = {module: extra for module, extra in _EXTRAS.items() if find_spec(module) is None}
-    wanted = " ".join(f"'{extra}'" for extra in absent.values())
+    wanted = " ".join(f"'{extra}'" for extra in dict.fromkeys(absent.values()))
     found = f"without {', '.join(absent)}" if absent else ", ".join(_EXTRAS)
     return _judged(found, f"pip install {wanted}" if absent else "")
 

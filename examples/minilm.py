@@ -1,8 +1,4 @@
-"""all-MiniLM-L6-v2 in plain torch, and what is embedded with it: Python's own documentation.
-
-The model is read from an installed package: whole, a share of every layer (tensor parallel), or
-some of the layers (a stage of a pipeline); of the weights, only what a rank needs.
-"""
+"""all-MiniLM-L6-v2 in plain torch, and what is embedded with it: Python's own documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LAYERS, HEADS, WIDTH, INNER = 6, 12, 384, 1536
+LAYERS, HEADS, WIDTH, INNER, ALL = 6, 12, 384, 1536, slice(None)
 QUESTION = "how do I open a file"
 
 
@@ -37,7 +33,7 @@ def share(total: int, rank: int, count: int) -> range:
 
 
 class MiniLM:
-    """The layers *layers*, or the share *rank* of *count* of each; by default the whole model."""
+    """The layers *layers*, or the share *rank* of *count* of each; only its weights are read."""
 
     def __init__(
         self, layers: range | None = None, rank: int = 0, count: int = 1, device: str = "cpu"
@@ -45,39 +41,38 @@ class MiniLM:
         from safetensors import safe_open  # noqa: PLC0415  # not needed by a driver
 
         file: Any = safe_open(str(folder() / "model.safetensors"), framework="pt", device="cpu")
-        heads, inner = share(HEADS, rank, count), share(INNER, rank, count)
-        outer = range(heads.start * WIDTH // HEADS, heads.stop * WIDTH // HEADS)
+        heads, units = share(HEADS, rank, count), share(INNER, rank, count)
+        outer = slice(heads.start * WIDTH // HEADS, heads.stop * WIDTH // HEADS)
+        inner = slice(units.start, units.stop)
 
         def whole(name: str) -> torch.Tensor:
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor.to(device)
 
-        def rows(name: str, part: range) -> tuple[torch.Tensor, torch.Tensor]:
-            both = (file.get_slice(f"{name}.{kind}") for kind in ("weight", "bias"))
-            weight, bias = (each[part.start : part.stop].to(device) for each in both)
-            return weight, bias
+        def linear(name: str, rows: slice = ALL, columns: slice = ALL) -> list[torch.Tensor]:
+            weight, bias = (file.get_slice(f"{name}.{kind}") for kind in ("weight", "bias"))
+            return [weight[rows, columns].to(device), bias[rows].to(device)]
 
-        def columns(name: str, part: range) -> tuple[torch.Tensor, torch.Tensor]:
-            weight: Any = file.get_slice(f"{name}.weight")[:, part.start : part.stop]
-            return weight.to(device), whole(f"{name}.bias")
+        def norm(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+            weight, bias = (whole(f"{name}.LayerNorm.{kind}") for kind in ("weight", "bias"))
+            return lambda hidden: functional.layer_norm(hidden, (WIDTH,), weight, bias, 1e-12)
 
-        def norm(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-            return whole(f"{name}.LayerNorm.weight"), whole(f"{name}.LayerNorm.bias")
-
-        kinds = "word_embeddings", "position_embeddings", "token_type_embeddings"
         self.layers = range(LAYERS) if layers is None else layers
         self.is_first, self.is_last = 0 in self.layers, LAYERS - 1 in self.layers
         if self.is_first:
-            self._embeddings = [whole(f"embeddings.{kind}.weight") for kind in kinds]
+            kinds = "word", "position", "token_type"
+            self._embeddings = [whole(f"embeddings.{kind}_embeddings.weight") for kind in kinds]
             self._norm = norm("embeddings")
         self._layers: list[Any] = []
         for at in (f"encoder.layer.{number}" for number in self.layers):
             # A share makes its own heads, and its own part of what is inside the MLP ...
-            qkv = [rows(f"{at}.attention.self.{kind}", outer) for kind in ("query", "key", "value")]
-            up = rows(f"{at}.intermediate.dense", inner)
+            qkv = [
+                linear(f"{at}.attention.self.{kind}", outer) for kind in ("query", "key", "value")
+            ]
+            up = linear(f"{at}.intermediate.dense", inner)
             # ... and gives a term of the sum of all shares; the bias is added to that sum, once.
-            join = columns(f"{at}.attention.output.dense", outer)
-            down = columns(f"{at}.output.dense", inner)
+            join = linear(f"{at}.attention.output.dense", columns=outer)
+            down = linear(f"{at}.output.dense", columns=inner)
             norms = norm(f"{at}.attention.output"), norm(f"{at}.output")
             self._layers.append((qkv, up, join, down, norms))
 
@@ -85,7 +80,7 @@ class MiniLM:
     def __call__(
         self,
         ids: torch.Tensor,
-        hidden: torch.Tensor | None = None,
+        hidden: Any = None,
         reduce: Callable[[torch.Tensor], torch.Tensor] = lambda partial: partial,
     ) -> torch.Tensor:
         """Return a unit vector for each row of *ids*, or *hidden* for the next stage.
@@ -95,27 +90,19 @@ class MiniLM:
         """
         if self.is_first:
             words, places, types = self._embeddings
-            hidden = normed(words[ids] + places[: ids.shape[1]] + types[0], self._norm)
-        assert hidden is not None
+            hidden = self._norm(words[ids] + places[: ids.shape[1]] + types[0])
         real = ids.ne(0)
         for qkv, up, join, down, (norm, last_norm) in self._layers:
-            made = (functional.linear(hidden, *each) for each in qkv)
-            heads = [each.view(*ids.shape, -1, WIDTH // HEADS).transpose(1, 2) for each in made]
-            query, key, value = heads
+            parts = (functional.linear(hidden, *each) for each in qkv)
+            cut = (each.view(*ids.shape, -1, WIDTH // HEADS).transpose(1, 2) for each in parts)
+            query, key, value = cut
             seen = functional.scaled_dot_product_attention(query, key, value, real[:, None, None])
             seen = seen.transpose(1, 2).flatten(2)
-            hidden = normed(hidden + reduce(functional.linear(seen, join[0])) + join[1], norm)
+            hidden = norm(hidden + reduce(functional.linear(seen, join[0])) + join[1])
             inner = functional.gelu(functional.linear(hidden, *up))
-            hidden = normed(hidden + reduce(functional.linear(inner, down[0])) + down[1], last_norm)
-        if not self.is_last:
-            return hidden
-        mean = (hidden * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-        return functional.normalize(mean)
-
-
-def normed(hidden: torch.Tensor, norm: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return *hidden* after a layer norm."""
-    return functional.layer_norm(hidden, (WIDTH,), *norm, eps=1e-12)
+            hidden = last_norm(hidden + reduce(functional.linear(inner, down[0])) + down[1])
+        made: torch.Tensor = hidden
+        return functional.normalize((made * real[..., None]).sum(1)) if self.is_last else made
 
 
 def passages(count: int) -> list[str]:

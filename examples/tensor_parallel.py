@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from minilm import QUESTION, WIDTH, MiniLM, batches, is_right, passages
+from minilm import HEADS, QUESTION, WIDTH, MiniLM, batches, is_right, passages
 from phalanx import (
     Executor,
     Intensity,
@@ -135,7 +135,11 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the moments and ranks of the kills")
     add("--passages", type=int, default=2000, help="passages to embed, 32 to a call")
     add("--device", default="cpu", help="cpu, or cuda for one GPU per rank")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    calls = len(range(0, options.passages + 1, 32))
+    if not (1 <= options.ranks <= HEADS and options.passages > 0 and 0 <= options.kills < calls):
+        parser.error(f"take 1 to {HEADS} ranks, at least 1 passage, and less than {calls} kills")
+    return options
 
 
 if __name__ == "__main__":

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 _LOOK = 0.5  # seconds between two looks for a driver: the kernel has no event for a new socket
 _SLICE = 1.0
+_SILENT = 10.0  # seconds without a word of a driver, of which there is one a second
+
+
+def silence(heard_at: float, now: float) -> str:
+    """Return that a driver last heard at *heard_at* is silent; empty if it is not for long."""
+    silent = now - heard_at
+    return f"the driver has not answered for {silent:.0f} s" if silent > _SILENT else ""
 
 
 class Account(Protocol):
@@ -28,6 +35,10 @@ class Account(Protocol):
 
     def take(self, record: dict[str, Any], now: float, wall: float) -> None:
         """It has said *record*."""
+        ...
+
+    def wait(self, now: float) -> None:
+        """It has said nothing for a second."""
         ...
 
     def end(self, problem: str, now: float, *, is_alive: bool) -> None:
@@ -61,7 +72,7 @@ class Follower(Generic[_A]):
         if pid is not None:
             try:
                 self._pidfd = os.pidfd_open(pid)
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 raise RuntimeFault(f"there is no process {pid} to follow") from error
             self._gone.register(self._pidfd, select.POLLIN)
 
@@ -108,12 +119,13 @@ class Follower(Generic[_A]):
                     self.account.begin(asdict(driver), time.monotonic())
                 while not observer.has_ended:
                     record = observer.next(time.monotonic() + _SLICE)
-                    if record is None:
-                        continue
-                    if observer.is_last(record):
+                    if record is not None and observer.is_last(record):
                         break
                     with self.lock:
-                        self.account.take(record, time.monotonic(), time.time())
+                        if record is None:
+                            self.account.wait(time.monotonic())
+                        else:
+                            self.account.take(record, time.monotonic(), time.time())
         except RuntimeFault:  # it ended before it could be followed
             pass
         with self.lock:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 
 def follow(account: _A, driver: str) -> Follower[_A]:
     """Return what follows *driver*, a pid or a name, for *account*."""
-    if driver.isdigit():
+    if driver.isascii() and driver.isdigit():
         return Follower(account, pid=int(driver))
     return Follower(account, name=driver)
 
@@ -58,7 +58,9 @@ def listen(host: Any, port: Any) -> socket.socket:
             why = os.strerror(error.errno or 0).lower()
             msg = f"port {port} of {host} cannot be had ({why}): name another, or 0 for a free one"
             raise RuntimeFault(msg) from error
-        remedy = f"this machine has no such address ({error.strerror}); give 127.0.0.1 or 0.0.0.0"
+        # What asyncio and socket add to the system's words is said here already.
+        why = str(error.strerror).partition(" (while attempting")[0]
+        remedy = f"this machine has no such address ({why}); give 127.0.0.1 or 0.0.0.0"
         raise SpecError("host", host, remedy) from error
 
 

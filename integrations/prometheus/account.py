@@ -13,11 +13,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.integrations.follower.follower import silence
 from phalanx.runtime import Picture, Sketch
 
 RECOVERY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PHASES = ("detect", "gate", "launch", "start", "restore", "reform", "total")
-SILENT = 10.0  # seconds without a picture, of which there is one a second
 _HEARD = frozenset(
     f"phalanx.{name}"
     for name in (
@@ -219,12 +219,14 @@ class DriverAccount:
             group.ended = group.ended if is_alive else ""
             group.pass_time(now, serves=False if group.ended else None)
 
+    def wait(self, now: float) -> None:
+        """Take that nothing was heard; `unwell` says for how long."""
+
     def unwell(self, now: float) -> str:
         """Return why the driver does not seem to work; empty if it answers."""
         if self.problem:
             return "" if self.is_alive else self.problem
-        silent = now - self._heard_at
-        return f"the driver has not answered for {silent:.0f} s" if silent > SILENT else ""
+        return silence(self._heard_at, now)
 
     def unready(self, now: float) -> str:
         """Return which group is not complete, or why that is not known; empty if all are."""

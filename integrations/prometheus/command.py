@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     labels: dict[str, str] = {}
     for each in arguments.label:
         name, equals, value = each.partition("=")
-        if not equals:
-            raise SpecError("--label", each, "give NAME=VALUE")
+        if not equals or name in labels:
+            raise SpecError("--label", each, "give NAME=VALUE, each name once")
         labels[name] = value
     check_labels(labels)
     follower = service.follow(DriverAccount(), arguments.driver)

@@ -37,7 +37,7 @@ class PageServer(ThreadingHTTPServer):
         self.socket = listener
         self.server_address = listener.getsockname()
         self.view = view
-        self.names = {"localhost", host}
+        self.names = {"localhost", host.lower()}
         self.places = threading.BoundedSemaphore(_MOST)
         self.page = (files("phalanx.integrations.web") / "page.html").read_text()
 
@@ -61,10 +61,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page)
             case "/state.json":
                 self._answer(HTTPStatus.OK, _JSON, self._served.view.next(0, 0.0)[1])
-            case "/events":
+            case "/events" if self.command == "GET":
                 self._stream()
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", "/, /events and /state.json\n")
+
+    do_HEAD = do_GET  # noqa: N815  # the base's name; the answer has no body
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
         """Log nothing."""
@@ -74,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             ipaddress.ip_address(name.strip("[]"))
         except ValueError:
-            return name in self._served.names
+            return name.lower() in self._served.names
         return True
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
@@ -83,7 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command == "GET":
+            self.wfile.write(body)
 
     def _head(self, kind: str) -> None:
         self.send_header("Content-Type", kind)

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from phalanx.integrations.follower.follower import silence
 from phalanx.runtime import EARLIER_REPORT, Sketch, describe
 
 _EVENTS = 50
@@ -23,15 +24,18 @@ class LiveView:
         self._events: deque[str] = deque(maxlen=_EVENTS)
         self._reports: deque[str] = deque(maxlen=_REPORTS)
         self._state: dict[str, Any] = {}
+        self._heard_at = 0.0
         self._publish({"driver": None, "problem": "no driver yet", "groups": [], "trees": []})
 
-    def begin(self, driver: dict[str, Any], now: float) -> None:  # noqa: ARG002  # an account's
+    def begin(self, driver: dict[str, Any], now: float) -> None:
         """Note that *driver* is followed from now on."""
+        self._heard_at = now
         self._sketch = Sketch()
         self._publish({"driver": driver, "problem": "waiting for its first word"})
 
-    def take(self, record: dict[str, Any], now: float, wall: float) -> None:  # noqa: ARG002
+    def take(self, record: dict[str, Any], now: float, wall: float) -> None:  # noqa: ARG002  # an account's
         """Take a message of the driver's stream."""
+        self._heard_at = now
         picture = self._sketch.take(record)
         if picture is not None:
             whole = {"groups": picture.groups, "trees": picture.trees}
@@ -46,6 +50,11 @@ class LiveView:
         if "report" in record and below and (report := "\n".join(below)) not in self._reports:
             self._reports.appendleft(report)
         self._publish({})
+
+    def wait(self, now: float) -> None:
+        """Say so if the driver has been silent for long: what is shown may not hold any longer."""
+        if problem := silence(self._heard_at, now):
+            self._publish({"problem": problem})
 
     def end(self, problem: str, now: float, *, is_alive: bool) -> None:  # noqa: ARG002
         """Note that no driver is followed, and why."""

@@ -7,6 +7,8 @@ its layers; a public name is imported when it is first used: pytest loads the pl
 
 import typing
 
+__version__: str
+
 if typing.TYPE_CHECKING:
     from phalanx.actors import (
         AsyncOutput,
@@ -108,6 +110,8 @@ if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import the public name, the module, or the name that was public, *name*."""
+        if name == "__version__":
+            return importlib.import_module("importlib.metadata").version(__name__)
         layers = ("actors", "runtime", "supervision", "cluster")
         if name in (*layers, "errors", "events"):
             return importlib.import_module(f"{__name__}.{name}")

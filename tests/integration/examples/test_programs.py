@@ -12,7 +12,7 @@ from tests.support.programs import run_python
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PIPELINES = ["batch_inference", "tensor_parallel", "pipeline_parallel"]
-PROGRAMS = sorted({*EXAMPLES.glob("*.py")} - {EXAMPLES / "minilm.py"})
+PROGRAMS = sorted(EXAMPLES.glob("*.py"))
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("phalanx_leak_check")]
 
 
@@ -167,6 +167,27 @@ def test_the_tests_of_a_worker_pass_and_find_a_worker_that_forgets(tmp_path: Pat
     assert "5 passed" in right.stdout, right.stdout
     assert "assert 3 == 5" in wrong.stdout, wrong.stdout
     assert "1 failed, 1 passed" in wrong.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pipeline_parallel", ("--ranks", "7")),
+        ("tensor_parallel", ("--ranks", "13")),
+        ("batch_inference", ("--ranks", "0")),
+        ("batch_inference", ("--passages", "0")),
+        ("tensor_parallel", ("--kills", "-1")),
+        ("pipeline_parallel", ("--passages", "31", "--kills", "1")),
+    ],
+)
+def test_what_an_example_cannot_do_it_says_before_it_starts(
+    name: str, words: tuple[str, ...]
+) -> None:
+    done = run_python(str(EXAMPLES / f"{name}.py"), *words, timeout=100)
+
+    assert done.returncode == 2
+    assert "take" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)

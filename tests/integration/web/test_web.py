@@ -127,7 +127,20 @@ def test_who_names_another_site_is_told_nothing(name: str) -> None:
         assert page.get("/state.json", Host=f"evil.example:{page.port}")[0] == 403
         assert page.get("/", Host="evil.example")[0] == 403
         assert page.get("/state.json", Host=f"localhost:{page.port}")[0] == 200
+        assert page.get("/state.json", Host=f"LOCALHOST:{page.port}")[0] == 200
         assert page.get("/nothing")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/state.json", "/nothing"])
+def test_who_asks_for_the_head_gets_what_is_before_the_body(name: str, path: str) -> None:
+    with page_of(name) as page:
+        connection = page.connect()
+        connection.request("HEAD", path)
+        answer = connection.getresponse()
+        told = answer.status, answer.read()
+        connection.close()
+
+    assert told == (404 if path == "/nothing" else 200, b"")
 
 
 def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_ended() -> None:
@@ -147,9 +160,46 @@ def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_
             states.close()
 
 
+DRIVER = """
+import sys
+from tests.support.workers import Echo
+from phalanx.actors import Executor, Launch
+from phalanx.runtime import Runtime
+
+if __name__ == "__main__":
+    with Runtime(console=None, name=sys.argv[1]) as runtime:
+        with Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime):
+            print("up", flush=True)
+            sys.stdin.read()
+"""
+
+
+def test_a_driver_that_is_stopped_is_not_shown_as_well(tmp_path: Path) -> None:
+    name, program = f"stopped-{uuid.uuid4().hex[:8]}", tmp_path / "driver.py"
+    program.write_text(DRIVER)
+    words = [sys.executable, str(program), name]
+    own = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, env=own, stdin=pipe, stdout=pipe) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == b"up\n"
+        with page_of(name) as page, closing(page.states()) as states:
+            next(state for state in states if state["groups"] and not state["problem"])
+            os.kill(driver.pid, signal.SIGSTOP)
+            told = next(state for state in states if state["problem"])
+            os.kill(driver.pid, signal.SIGCONT)
+            next(state for state in states if state["groups"] and not state["problem"])
+        driver.communicate()
+
+    assert re.fullmatch(r"the driver has not answered for \d+ s", told["problem"])
+    assert told["groups"]  # as they were last
+
+
 @pytest.mark.parametrize(
     ("words", "error", "told"),
     [
+        (["4294967297"], RuntimeFault, "no process 4294967297"),
+        (["9" * 20], RuntimeFault, f"no process {'9' * 20}"),
         (["--port", "70000"], SpecError, "port"),
         (["--host", "300.1.1.1"], SpecError, "host"),
         (["999999999"], RuntimeFault, "no process 999999999"),
