@@ -14,5 +14,5 @@ from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
 from .link.messages import Output as Output
 from .link.messages import RankLaunch as RankLaunch
-from .link.messages import RankLink as RankLink
+from .link.messages import RelayLink as RelayLink
 from .ray.options import Ray as Ray

@@ -33,6 +33,7 @@ from .distributed.rendezvous import init_process_group as init_process_group
 from .distributed.rendezvous import rendezvous_environment as rendezvous_environment
 from .event import Event as Event
 from .event import LoggedEvent as LoggedEvent
+from .event import unheard as unheard
 from .linux import descriptor_limit as descriptor_limit
 from .linux import descriptors as descriptors
 from .linux import process_tree as process_tree
@@ -92,14 +93,15 @@ from .process.helper import Helper as Helper
 from .process.interpreter import start_helper as start_helper
 from .process.launch_spec import LaunchSpec as LaunchSpec
 from .process.launcher import Launcher as Launcher
-from .remote.driver_relay import Gateway as Gateway
-from .remote.driver_relay import StrangerRefused as StrangerRefused
+from .remote.gateway import Gateway as Gateway
+from .remote.gateway import StrangerRefused as StrangerRefused
 from .remote.options import Transport as Transport
 from .remote.options import Zmq as Zmq
 from .remote.options import check_transport as check_transport
 from .remote.worker_relay import RELAY_PRELOAD as RELAY_PRELOAD
-from .remote.worker_relay import Outpost as Outpost
-from .remote.worker_relay import Posting as Posting
+from .remote.worker_relay import Invitation as Invitation
+from .remote.worker_relay import Seat as Seat
+from .remote.worker_relay import WorkerRelay as WorkerRelay
 from .runtime import Runtime as Runtime
 from .runtime import acquire_shared as acquire_shared
 from .runtime import check_machine as check_machine

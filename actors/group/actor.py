@@ -155,9 +155,9 @@ class GroupActor(ProtectedActor):
         ends: dict[str, Any] = {"lost": self._link_lost, "gone": self._exited}
         if self._places is not None:
             places = self._places
-            links = NodeLinks(group, places.link_options, places.pool, gpus=places.gpus, **ends)
+            links = NodeLinks(group, places.pool, gpus=places.gpus, **ends)
         elif (transport := spec.transport) is not None:
-            links = Links(group, lambda: transport, **ends)
+            links = Links(group, transport, **ends)
         self._membership = Membership(
             group,
             self._leases,

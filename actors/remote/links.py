@@ -1,8 +1,8 @@
-"""Links of a group whose ranks are elsewhere: one process beside the driver, one beside each rank.
+"""Links of a group whose ranks are elsewhere: one process beside the driver, one on each machine.
 
 - To the rest of the group a rank elsewhere is one next door: it has a channel, a control socket and
   a process. Several launches may be under way at once.
-- On a cluster the process beside each rank is started by the rank's node, with the rank.
+- On a cluster the process beside the ranks of a node is started by the node, with its first rank.
 - The end of the rank's process is reported once everything it had sent is there, or after a moment.
 - A lost link is reported once, with what is known of it.
 """
@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.cluster import RankLaunch, RankLink
-from phalanx.runtime import Gateway, Kind, Outpost
+from phalanx.cluster import RankLaunch, RelayLink
+from phalanx.runtime import Gateway, Kind, WorkerRelay
 
 from .far_output import FarOutput
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from phalanx.actors.group.handle import Group
     from phalanx.actors.group.worker import Worker
     from phalanx.cluster import FarProcess, NodePool, Output
-    from phalanx.runtime import Frame, LaunchSpec, Posting, Process, Zmq
+    from phalanx.runtime import Frame, LaunchSpec, Process, Seat, Zmq
 
 
+_HERE = 0  # this machine, where there is no other
 _LAST_WORDS = 1.0  # seconds from a process's end in which its link may bring what it had sent
 
 
@@ -35,15 +36,14 @@ class Remote:
     """The link of one worker. Its methods run on the event loop's thread.
 
     Attributes:
-        outpost: The process at the other end; None if a node has it.
         output: What its worker on a node has written; None if it is on this machine.
     """
 
-    def __init__(self, worker: Worker, outpost: Outpost | None, links: Links) -> None:
-        self.outpost = outpost
+    def __init__(self, worker: Worker, seat: Seat | None, links: Links) -> None:
+        self.output = None if seat is not None else FarOutput(worker.output)
+        self._seat = seat
         self._worker = worker
         self._links = links
-        self.output = None if outpost is not None else FarOutput(worker.output)
         self._said = False  # the link has told how it ended; else its process here has died
         self._ended = False  # nothing more comes over it
         self._gone = False  # the worker's process has ended
@@ -76,34 +76,31 @@ class Remote:
         else:
             self._links.later(self._worker, self._tell_gone)
 
-    def outpost_gone(self, process: Process) -> None:
-        """Report that the other end has died, unless the link says more about it."""
-        if self._gone_told or self.outpost is None:
-            return
-        if why := self.outpost.why_it_left(process):
-            self._lose(why)  # the driver's side may be one that no longer says anything
-            return
+    def relay_gone(self, why: str, *, by_itself: bool) -> None:
+        """Report that the process beside its worker has ended, unless the link says more of it."""
 
         def tell() -> None:
             if not self._ended and not self._gone:
-                status = process.status
-                number = None if status is None else status.signal
-                how = "" if number is None else f" by signal {number}"
-                self._lose(f"the process at the rank's end died{how}")
+                self._lose(why)
 
-        self._links.later(self._worker, tell)
+        if self._gone_told:
+            return
+        if by_itself:
+            self._lose(why)  # the driver's side may be one that no longer says anything
+        else:
+            self._links.later(self._worker, tell)
 
     def close_ends(self) -> None:
         """Let go of what only processes of this machine use; they run, or never will."""
-        if self.outpost is not None:
-            self.outpost.close_ends()
+        if self._seat is not None:
+            self._seat.close()
 
     def bury(self) -> None:
-        """End the other end, whose worker is gone."""
+        """Let go of everything: the worker is gone."""
+        self.close_ends()
+        self._links.forget(self)
         if self.output is not None:
             self.output.close()
-        if self.outpost is not None:
-            self.outpost.bury()
 
     def _lose(self, why: str) -> None:
         if not self._lost:
@@ -120,7 +117,7 @@ class Links:
     """The links of one group on this machine.
 
     Args:
-        options: Returns how they are to be; called at the first start.
+        options: How they are to be; None if the ranks are not on this machine.
         lost: Called with a worker that cannot be reached any longer, and what is known of it.
         gone: Called with a worker whose process has ended.
     """
@@ -128,23 +125,37 @@ class Links:
     def __init__(
         self,
         group: Group,
-        options: Callable[[], Zmq],
+        options: Zmq | None,
         *,
         lost: Callable[[Worker, str], None],
         gone: Callable[[Worker], None],
     ) -> None:
         self._group = group
         self._runtime = group.runtime
-        self._options = options
         self.lost = partial(group.post, lost)
         self.gone = partial(group.post, gone)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the gateway; never on the event loop's thread
         self._gateway: Gateway | None = None
+        if options is not None:
+            loop, launcher = self._runtime.loop, self._runtime.launcher
+            self._gateway = Gateway(
+                loop, launcher, options, group=group.spec.name, on_event=group.publish
+            )
+        self._relay = WorkerRelay(
+            self._runtime.launcher, f"{group.spec.name}/relay", self._relay_gone
+        )
+        self._beside_lock = threading.Lock()
+        self._beside: set[Remote] = set()  # the workers beside the relay
 
     def later(self, worker: Worker, then: Callable[[], None]) -> None:
         """Call *then* in a moment, unless *worker* has been released by then."""
         loop = self._runtime.loop
         worker.timers.append(loop.call_at(loop.time() + _LAST_WORDS, then))
+
+    def forget(self, remote: Remote) -> None:
+        """Tell *remote* nothing any longer."""
+        with self._beside_lock:
+            self._beside.discard(remote)
 
     def launch(
         self,
@@ -160,46 +171,38 @@ class Links:
         Raises:
             RuntimeFault, OSError: one could not be started; then nothing is left of any.
         """
-        remotes: dict[str, Remote] = {}
-        outposts: list[Outpost] = []
-        for worker, posting in zip(workers, self._post(workers, is_wanted), strict=True):
-            name = f"{worker.labels.child}#{worker.labels.incarnation}"
-            outpost = Outpost(posting, f"{name} outpost", f"phalanx: {name} outpost", worker.epoch)
-            worker.remote = remotes[outpost.label] = Remote(worker, outpost, self)
-            outposts.append(outpost)
-        launcher = self._runtime.launcher
-        processes = launcher.launch(
-            *(outpost.launch_spec() for outpost in outposts),
-            on_exit=lambda process: remotes[process.label].outpost_gone(process),
+        with self._lock:
+            gateway = self._gateway
+            assert gateway is not None
+            gateway.open(is_wanted)
+            numbers = [gateway.add_rank(_HERE, worker.worker_fds()) for worker in workers]
+            invitation = gateway.invite(_HERE)
+        seats = self._relay.seat(
+            invitation,
+            [(number, worker.epoch) for number, worker in zip(numbers, workers, strict=True)],
             deadline=deadline,
             is_wanted=is_wanted,
         )
-        for outpost, process in zip(outposts, processes, strict=True):
-            outpost.process = process
-        complete = (
-            replace(spec, fds={**spec.fds, **outpost.worker_fds()})
-            for spec, outpost in zip(specs, outposts, strict=True)
-        )
+        complete: list[LaunchSpec] = []
+        for worker, spec, seat in zip(workers, specs, seats, strict=True):
+            worker.remote = Remote(worker, seat, self)
+            with self._beside_lock:
+                self._beside.add(worker.remote)
+            complete.append(replace(spec, fds={**spec.fds, **seat.worker_fds()}))
+        launcher = self._runtime.launcher
         return launcher.launch(*complete, on_exit=on_exit, deadline=deadline, is_wanted=is_wanted)
 
     def close(self) -> None:
-        """End the driver's side; every worker is released."""
+        """End the processes at both ends; every worker is released."""
+        self._relay.close()
         if self._gateway is not None:
             self._gateway.close()
 
-    def _post(self, workers: Sequence[Worker], is_wanted: Callable[[], bool]) -> list[Posting]:
-        """Make room for *workers* at the driver's side; return what their sides must know."""
-        with self._lock:
-            if self._gateway is None:
-                self._gateway = Gateway(
-                    self._runtime.loop,
-                    self._runtime.launcher,
-                    self._options(),
-                    group=self._group.spec.name,
-                    on_event=self._group.publish,
-                )
-            self._gateway.open(is_wanted)
-            return [self._gateway.berth(worker.worker_fds()) for worker in workers]
+    def _relay_gone(self, why: str, by_itself: bool) -> None:  # a callback's
+        with self._beside_lock:
+            beside = list(self._beside)
+        for remote in beside:
+            remote.relay_gone(why, by_itself=by_itself)
 
 
 class NodeLinks(Links):
@@ -212,14 +215,13 @@ class NodeLinks(Links):
     def __init__(
         self,
         group: Group,
-        options: Callable[[], Zmq],
         pool: NodePool,
         *,
         gpus: float,
         lost: Callable[[Worker, str], None],
         gone: Callable[[Worker], None],
     ) -> None:
-        super().__init__(group, options, lost=lost, gone=gone)
+        super().__init__(group, None, lost=lost, gone=gone)
         self._pool = pool
         self._gpus = float(gpus)
 
@@ -233,9 +235,17 @@ class NodeLinks(Links):
         is_wanted: Callable[[], bool],
     ) -> Sequence[Process | FarProcess]:
         """See `Links.launch`."""
+        places = self._pool.places()
+        with self._lock:
+            gateway = self._pool.gateway
+            numbers = [
+                gateway.add_rank(places[worker.rank].node, worker.worker_fds())
+                for worker in workers
+            ]
+            nodes = dict.fromkeys(places[worker.rank].node for worker in workers)
+            invitations = {node: RelayLink(**asdict(gateway.invite(node))) for node in nodes}
         ranks: list[RankLaunch] = []
-        postings = self._post(workers, is_wanted)
-        for worker, spec, posting in zip(workers, specs, postings, strict=True):
+        for worker, spec, number in zip(workers, specs, numbers, strict=True):
             worker.remote = Remote(worker, None, self)
             ranks.append(
                 RankLaunch(
@@ -248,7 +258,8 @@ class NodeLinks(Links):
                     env=dict(spec.env or {}),
                     is_forked=spec.method == "zygote",
                     gpus=self._gpus,
-                    link=RankLink(**asdict(posting), epoch=worker.epoch),
+                    seat=number,
+                    epoch=worker.epoch,
                 )
             )
         by_label = {
@@ -263,6 +274,7 @@ class NodeLinks(Links):
 
         return self._pool.launch(
             ranks,
+            invitations,
             on_exit=on_exit,
             on_output=on_output,
             deadline=deadline,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.cluster import NodeAwaited, NodePool
-from phalanx.runtime import Lease, StrangerRefused, Zmq
+from phalanx.runtime import Lease, StrangerRefused
 from phalanx.supervision import NoNode
 
 if TYPE_CHECKING:
@@ -65,13 +65,6 @@ class NodePlaces:
         self._opening: Join | None = None
         self._is_open = False
         self._error: BaseException | None = None
-
-    def link_options(self) -> Zmq:
-        """Return how the driver's side of the links is to be; the cluster has been reached."""
-        # A silent node is lost as a whole, at its timeout: its links are to last a little longer.
-        silence = 1.0 + 1.25 * self._options.node_timeout
-        host = f"[{self.pool.address}]" if ":" in self.pool.address else self.pool.address
-        return Zmq(bind=f"tcp://{host}", heartbeat=min(1.0, silence / 4), lost_after=silence)
 
     def place_of(self, rank: int) -> Place:
         """Return where *rank* is."""

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.cluster.driver.engine import Engine
-    from phalanx.cluster.link.gateway import NodeGateway
     from phalanx.cluster.link.messages import Message
+    from phalanx.cluster.link.node_gateway import NodeGateway
     from phalanx.runtime import EventLoop, Timer
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.cluster.link.gateway import NodeGateway
 from phalanx.cluster.link.messages import (
     Ended,
     Kill,
@@ -25,12 +24,14 @@ from phalanx.cluster.link.messages import (
     NotStarted,
     Output,
     RankLaunch,
+    RelayLink,
     StackText,
     Started,
     Stopped,
     Warm,
     Withdraw,
 )
+from phalanx.cluster.link.node_gateway import NodeGateway
 from phalanx.cluster.nodes.decide import HELD, NodeLimits, NodeState
 from phalanx.cluster.nodes.placement import place
 from phalanx.runtime import NodeInfo, Place, Zmq
@@ -145,25 +146,30 @@ class NodePool:
             lease=self._options.node_timeout, wait=math.inf if wait is None else wait
         )
 
-        def gateway(owner: NodeOwner) -> NodeGateway:
-            zmq = Zmq(bind=f"tcp://{host}")
-            return NodeGateway(self._loop, self._launcher, zmq, group=self._group, events=owner)
+        # A silent node is lost as a whole, at its timeout: its links are to last a little longer.
+        silence = 1.0 + 1.25 * self._options.node_timeout
+        zmq = Zmq(bind=f"tcp://{host}", heartbeat=min(1.0, silence / 4), lost_after=silence)
 
-        self._owner = owner = NodeOwner(
-            self._loop, self._engine, self._keep_gateway(gateway), limits, self
-        )
-        assert self._gateway is not None
-        self._gateway.open()
+        def gateway(owner: NodeOwner) -> NodeGateway:
+            self._gateway = NodeGateway(
+                self._loop,
+                self._launcher,
+                zmq,
+                group=self._group,
+                events=owner,
+                on_event=self._events.happened,
+            )
+            return self._gateway
+
+        owner = NodeOwner(self._loop, self._engine, gateway, limits, self)
+        self.gateway.open()
         self._owner = owner
 
-    def _keep_gateway(
-        self, make: Callable[[NodeOwner], NodeGateway]
-    ) -> Callable[[NodeOwner], NodeGateway]:
-        def kept(owner: NodeOwner) -> NodeGateway:
-            self._gateway = made = make(owner)
-            return made
-
-        return kept
+    @property
+    def gateway(self) -> NodeGateway:
+        """Through which its nodes and ranks are reached; there is one once it has been opened."""
+        assert self._gateway is not None
+        return self._gateway
 
     # --- places ---------------------------------------------------------------------------
 
@@ -234,6 +240,7 @@ class NodePool:
     def launch(
         self,
         ranks: Sequence[RankLaunch],
+        links: Mapping[int, RelayLink],
         *,
         on_exit: Callable[[FarProcess], None],
         on_output: Callable[[FarProcess, Output], None],
@@ -243,6 +250,7 @@ class NodePool:
         """Start *ranks* on their nodes, all or none; return once they run.
 
         Args:
+            links: How the process beside the ranks of each node is reached.
             on_exit: Called once with each process that has ended, on the event loop's thread.
             on_output: Called with what a process has written, there too.
             deadline: On the monotonic clock.
@@ -266,7 +274,11 @@ class NodePool:
                 if node in self._lost or node not in self._greetings:
                     launch.error = f"{self._host(node)} was lost"
                 order = Launch(
-                    number=number, ranks=tuple(some), preload=self._preload, within=within
+                    number=number,
+                    ranks=tuple(some),
+                    link=links.get(node),
+                    preload=self._preload,
+                    within=within,
                 )
                 owner.send(node, order)
             while launch.waits_for and not launch.error:

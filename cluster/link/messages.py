@@ -88,26 +88,17 @@ class Greeting(Message):
     devices: tuple[str, ...]
 
 
-class RankLink(Message):
-    """How a rank is reached, a part of `RankLaunch`: what the process beside it is told.
+class RelayLink(Message):
+    """How the process beside the ranks of a node gets in at the driver's side: an `Invitation`."""
 
-    Attributes:
-        endpoint: Where the driver's side of the calls listens.
-        server_key: The public key of that side, in ZeroMQ's encoding.
-        secret: The secret key of this incarnation, 32 bytes.
-        route: The name of the link, as secret.
-        heartbeat: Seconds between signs of life.
-        lost_after: Seconds of silence after which the rank is given up.
-        epoch: The rank's first one.
-    """
-
+    number: int
+    known: int
     endpoint: str
     server_key: str
     secret: bytes
     route: bytes
     heartbeat: float
     lost_after: float
-    epoch: int
 
 
 class RankLaunch(Message):
@@ -117,7 +108,8 @@ class RankLaunch(Message):
         env: Is set over the node's environment.
         is_forked: From a zygote; else it is a new interpreter.
         gpus: How many GPUs of the node it gets, or which part of one; 0 for none.
-        link: How it is reached; None for a process that is sent nothing.
+        seat: Its number at the driver's side of the calls; 0 for a process that is sent nothing.
+        epoch: Its first one.
     """
 
     rank: int
@@ -129,14 +121,20 @@ class RankLaunch(Message):
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     is_forked: bool = True
     gpus: float = 0.0
-    link: RankLink | None = None
+    seat: int = 0
+    epoch: int = 0
 
 
 class Launch(Message):
-    """Start all of *ranks*, within so many seconds, or none of them."""
+    """Start all of *ranks*, within so many seconds, or none of them.
+
+    Attributes:
+        link: For those of them that are sent calls; None if there are none.
+    """
 
     number: int
     ranks: tuple[RankLaunch, ...]
+    link: RelayLink | None = None
     preload: tuple[str, ...] = ()
     within: float = 60.0
 

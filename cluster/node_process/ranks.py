@@ -2,8 +2,8 @@
 
 - A launch starts all of its ranks or none; the report of their start comes before that of any end.
 - The end of a rank is reported when all that came from it is gone.
-- Beside each rank that is sent calls runs the process that carries them. It tells the driver's side
-  of the rank's end, and ends when that lets it go.
+- Beside ranks that are sent calls runs one process that carries them. It tells the driver's side of
+  their ends, and ends with its link.
 - Nothing here is unpickled, and nothing waits on the caller's thread.
 """
 
@@ -24,12 +24,11 @@ from phalanx.runtime import (
     RELAY_PRELOAD,
     STACKS,
     ExitEvidence,
+    Invitation,
     LaunchSpec,
-    Outpost,
-    Posting,
+    WorkerRelay,
     create_lock_file,
     describe_threads,
-    descriptors,
     usable_processors,
 )
 from phalanx.supervision import RuntimeFault
@@ -45,11 +44,10 @@ if TYPE_CHECKING:
         Launch,
         Message,
         RankLaunch,
-        RankLink,
         Signal,
         Stacks,
     )
-    from phalanx.runtime import Launcher, Lease, Process
+    from phalanx.runtime import Launcher, Lease, Process, Seat
 
 _BURIAL = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
 _SWEEP = 10.0
@@ -78,6 +76,7 @@ class Ranks:
         self._interface = interface
         self._locks = -1
         self._devices = NodeDevices()
+        self._relay = WorkerRelay(launcher, "relay")
         self._looked_at = 0.0  # the devices, on the monotonic clock
         self._broken: dict[tuple[int, int], str] = {}
         self._equipment: dict[tuple[int, int], _Equipment] = {}
@@ -183,15 +182,14 @@ class Ranks:
         equipped: list[_Equipment] = []
         try:
             leases = self._devices.lease(order.ranks, deadline, is_wanted)
+            self._equip(order, equipped, deadline, is_wanted)
+            by_key = {each.key: each for each in equipped}
             specs = [
-                self._spec(rank, order, leases.get(rank.rank), equipped) for rank in order.ranks
+                self._spec(
+                    rank, order, leases.get(rank.rank), by_key.get((rank.rank, rank.incarnation))
+                )
+                for rank in order.ranks
             ]
-            self._launcher.launch(
-                *(each.outpost.launch_spec() for each in equipped),
-                on_exit=lambda process: process.close(),
-                deadline=deadline,
-                is_wanted=is_wanted,
-            )
             processes = self._launcher.launch(
                 *specs, on_exit=on_exit, deadline=deadline, is_wanted=is_wanted
             )
@@ -262,19 +260,13 @@ class Ranks:
         rank: RankLaunch,
         order: Launch,
         lease: Lease | None,
-        equipped: list[_Equipment],
+        known: _Equipment | None,
     ) -> LaunchSpec:
-        """Return how *rank* is started; what it is equipped with is added to *equipped*."""
+        """Return how *rank* is started."""
         fds: dict[str, int] = {}
         stdout = stderr = None
-        if rank.link is not None:
-            known = self._equip(rank, rank.link)
-            equipped.append(known)
-            fds = {
-                "locks": self._locks,
-                **known.outpost.worker_fds(),
-                **known.output.child_fds(),
-            }
+        if known is not None:
+            fds = {"locks": self._locks, **known.seat.worker_fds(), **known.output.child_fds()}
             stdout, stderr = known.output.stdout, known.output.stderr
         visible = dict[str, str]() if lease is None else lease.environment
         size = int(rank.env.get("LOCAL_WORLD_SIZE", len(order.ranks)))
@@ -296,24 +288,30 @@ class Ranks:
             preload=order.preload,
         )
 
-    def _equip(self, rank: RankLaunch, link: RankLink) -> _Equipment:
+    def _equip(
+        self,
+        order: Launch,
+        equipped: list[_Equipment],
+        deadline: float,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Add what each rank of *order* that is sent calls is given to *equipped*."""
+        if order.link is None:
+            return
         with self._lock:
             if self._locks < 0:
                 self._locks = create_lock_file()
-        posting = Posting(
-            endpoint=link.endpoint,
-            server_key=link.server_key,
-            secret=link.secret,
-            route=link.route,
-            heartbeat=link.heartbeat,
-            lost_after=link.lost_after,
-        )
-        loop = self._launcher.loop
-        output = RankOutput(loop, rank.rank, rank.incarnation, self._report)
-        with descriptors.closed_on_error(output):
-            name = f"{_label(rank)} link"
-            outpost = Outpost(posting, name, f"phalanx: {name}", link.epoch)
-        return _Equipment((rank.rank, rank.incarnation), outpost, output)
+        invitation = Invitation(**vars(order.link))
+        numbers = [(rank.seat, rank.epoch) for rank in order.ranks]
+        seats = self._relay.seat(invitation, numbers, deadline=deadline, is_wanted=is_wanted)
+        with contextlib.ExitStack() as made:
+            for seat in seats:
+                made.callback(seat.close)
+            for rank, seat in zip(order.ranks, seats, strict=True):
+                loop = self._launcher.loop
+                output = RankOutput(loop, rank.rank, rank.incarnation, self._report)
+                equipped.append(_Equipment((rank.rank, rank.incarnation), seat, output))
+            made.pop_all()
 
     def _sweep(self) -> None:
         while True:
@@ -351,16 +349,16 @@ class _Equipment:
     """
 
     key: tuple[int, int]
-    outpost: Outpost
+    seat: Seat
     output: RankOutput
     words_end: int | None = None
 
     def close_child_ends(self) -> None:
         """Let go of what only processes use that run by now."""
-        self.outpost.close_ends()
+        self.seat.close()
         self.output.close_child_ends()
 
     def close(self) -> None:
-        """Give it back; the process beside the rank ends by itself."""
+        """Give it back."""
         self.close_child_ends()
         self.output.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ADDRESS = "inproc://zeromq.zap.01"
 
 
-class Doorkeeper:
+class Authenticator:
     """Answers ZeroMQ's question about each connection. Used by one thread.
 
     Attributes:

@@ -17,13 +17,13 @@ from .link import Say
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .remote_rank import Berth
+    from .remote_rank import RemoteRank
 
 PATIENCE = 0.5
 """Seconds for the answers; the driver waits a little longer for all of it."""
 
 
-class Recall:
+class InFlightQuery:
     """One round of questions. Used by one thread.
 
     Attributes:
@@ -32,43 +32,45 @@ class Recall:
         until: When it is over, answered or not.
 
     Args:
-        berths: All of the group, the ended ones included.
+        ranks: All of the group, the ended ones included.
     """
 
-    def __init__(self, number: int, ended: Berth, berths: Iterable[Berth], now: float) -> None:
+    def __init__(
+        self, number: int, ended: RemoteRank, ranks: Iterable[RemoteRank], now: float
+    ) -> None:
         self.number = number
         self.until = now + PATIENCE
         self.ended = ended
         self._reached = 0
-        self._all = [berth for berth in berths if berth.seated]
-        self._told: dict[Berth, int] = {}
+        self._all = [rank for rank in ranks if rank.seated]
+        self._told: dict[RemoteRank, int] = {}
         # Who has been handed a collective call and not ended it, and which.
         self._asked = {
-            berth: berth.running
-            for berth in self._all
-            if berth.running and berth.recallable and not berth.ended
+            rank: rank.running
+            for rank in self._all
+            if rank.running and rank.recallable and not rank.ended
         }
-        self._doubtful: set[Berth] | None = None  # those that are kept from going further
+        self._doubtful: set[RemoteRank] | None = None  # those that are kept from going further
         self._open = set(self._asked)
-        for berth in self._asked:
-            berth.line.say(Say.ASK, number, now=now)
+        for rank in self._asked:
+            rank.line.say(Say.ASK, number, now=now)
 
-    def told(self, berth: Berth, number: int, begun: int) -> None:
-        """Note that *berth* has begun *begun*, and if it was recalled nothing after it."""
-        if number != self.number or berth not in self._open:
+    def told(self, rank: RemoteRank, number: int, begun: int) -> None:
+        """Note that *rank* has begun *begun*, and if it was recalled nothing after it."""
+        if number != self.number or rank not in self._open:
             return
-        self._open.discard(berth)
+        self._open.discard(rank)
         if self._doubtful is None:
-            self._told[berth] = begun
-        elif berth in self._doubtful and berth.running == self._asked[berth]:
-            berth.retract(begun)
+            self._told[rank] = begun
+        elif rank in self._doubtful and rank.running == self._asked[rank]:
+            rank.retract(begun)
 
-    def lost(self, berth: Berth) -> None:
-        """Expect no answer of *berth*."""
-        self._open.discard(berth)
-        self._told.pop(berth, None)
-        if berth in self._all:
-            self._all.remove(berth)
+    def lost(self, rank: RemoteRank) -> None:
+        """Expect no answer of *rank*."""
+        self._open.discard(rank)
+        self._told.pop(rank, None)
+        if rank in self._all:
+            self._all.remove(rank)
 
     def is_over(self, now: float) -> bool:
         """Whether everything is known that will be; asks what is next to be asked."""
@@ -77,17 +79,17 @@ class Recall:
         if not self._open and self._doubtful is None:
             self._doubtful = self._in_doubt()
             self._open = set(self._doubtful)
-            for berth in self._doubtful:
-                berth.line.say(Say.RECALL, self.number, self._reached, now=now)
+            for rank in self._doubtful:
+                rank.line.say(Say.RECALL, self.number, self._reached, now=now)
         return not self._open
 
-    def _in_doubt(self) -> set[Berth]:
+    def _in_doubt(self) -> set[RemoteRank]:
         """Return who has been handed a call that nobody has begun."""
         still = {b: n for b, n in self._told.items() if b.running == self._asked[b]}
-        pages = (still.get(berth, berth.page.begun) for berth in self._all)
+        pages = (still.get(rank, rank.page.begun) for rank in self._all)
         self._reached = reached = max(pages, default=0)
         # Once the driver has judged the death, what it sends is none of this: nobody would send
         # it again if it were voided here.
         if self.ended.page.is_shut:
             return set()
-        return {berth for berth in still if reached < berth.running}
+        return {rank for rank in still if reached < rank.running}

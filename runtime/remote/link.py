@@ -1,17 +1,17 @@
 """Message link over ZeroMQ: window, pieces, acknowledgements and reassembly.
 
-One link between the driver's side and a rank elsewhere, as either end of it sees it.
+A `Link` is one connection between the driver's side and a machine, as either end of it sees it; it
+has a `Line` for each rank there, and one for bodies that several of them are sent.
 
-Guarantees: packets arrive whole, in order, once; a large body travels in pieces, so that signs of
-life and small packets of the other end pass beside it; no more than `WINDOW` messages are on
-their way or unread at the other end, so neither side's memory grows when the other stops; what is
-no message of ours is dropped and counted. A link that is broken stays broken: nothing is sent
-twice.
-
-Where a large body lies while it arrives piece by piece: in an arena, or in a file of its own.
-
-Guarantees: there is memory behind the place before the first piece is written; what is not
-finished leaves nothing behind.
+- Packets of a line arrive whole, in order, once. A large body travels in pieces, so that signs of
+  life and small packets pass beside it. One that several ranks are sent travels once, before the
+  packets that refer to it, and is kept at the other end until the last of them has left.
+- No more than `WINDOW` messages of a line are on their way or unread at the other end, so neither
+  side's memory grows when the other stops, and a rank that reads nothing holds up no other.
+- What is no message of ours is dropped and counted. A link that is broken stays broken: nothing is
+  sent twice.
+- There is memory behind the place of a body before its first piece is written; what is not finished
+  leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
 from phalanx.runtime.wire.packet_encoder import Payload, new_message_file, seal_message_file
-from phalanx.runtime.wire.packet_header import HEADER, LARGE, MAGIC, PACKET_LIMIT, Kind
+from phalanx.runtime.wire.packet_header import (
+    HEADER,
+    IN_ARENA,
+    LARGE,
+    MAGIC,
+    PACKET_LIMIT,
+    Flag,
+    Kind,
+)
 from phalanx.supervision import MessageTooLarge
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.memory.arena import Arena
 
 
-class Landing:
+class IncomingBody:
     """The place of one body.
 
     Attributes:
@@ -99,14 +107,15 @@ PIECE = 512 * 1024
 LARGEST = PIECE + 64 * 1024
 """Bytes that no message of ours exceeds; a peer that sends more is cut off."""
 
-QUEUE = 4 * WINDOW
-"""Room for messages in ZeroMQ's own queues: for the window, and what is sent beside it."""
-
-_HEAD = struct.Struct("<BBQQ")
-"""say, lane, and two numbers"""
+_HEAD = struct.Struct("<BBQQQ")
+"""say, lane, line, and two numbers"""
 
 _ACK_EVERY = WINDOW // 4
 _BEATS = WINDOW
+
+
+BODIES = 0
+"""The number of the line for bodies that several ranks are sent; those of ranks are above it."""
 
 
 class Lane(IntEnum):
@@ -114,13 +123,14 @@ class Lane(IntEnum):
 
     DATA = 0
     CONTROL = 1
+    BODY = 2  # none: several packets refer to it
 
 
 class Say(IntEnum):
     """What a message between the two ends is."""
 
     OPEN = 1  # the rank's side is there
-    PACKET = 2  # a packet for a lane, and the size of the large body that follows in pieces
+    PACKET = 2  # for a lane; the size of the body that follows in pieces; the body it refers to
     PIECE = 3
     TAKEN = 4  # how many messages have been taken in all
     BEAT = 5
@@ -128,7 +138,8 @@ class Say(IntEnum):
     RECALL = 7  # the same, and let it begin none behind the call named
     TOLD = 8  # number of the question, call
     END = 9  # the worker's sockets have ended; the call it had begun
-    BYE = 10  # the rank's side is needed no more
+    BYE = 10  # the rank's side is needed no more; of the line for bodies: nor is the other end
+    FORGET = 11  # no packet will refer to that body any longer
 
 
 @dataclass(slots=True)
@@ -139,6 +150,7 @@ class Delivery:
         head: The frame's header: magic, kind, flags, epoch, call id, incarnation, extra.
         body: What followed the header in the packet.
         large: The large body; to be closed when it has been sent on.
+        shared: The number of the body that it refers to; 0 for none.
         error: Why there is none here.
     """
 
@@ -146,6 +158,7 @@ class Delivery:
     head: tuple[int, ...]
     body: bytes
     large: Payload | None = None
+    shared: int = 0
     error: MessageTooLarge | None = None
 
     def packet(self, *, flags: int = 0, incarnation: int | None = None) -> bytes:
@@ -164,40 +177,158 @@ class _Outgoing:
     lane: Lane
     packet: bytes
     body: memoryview | None = None
+    shared: SharedBody | None = None  # that it refers to, or is
     at: int = -1  # bytes of the body sent; -1: not even the packet
 
 
-class Line:
-    """One end. Used by one thread.
+class Link:
+    """One end of a connection. Used by one thread.
 
     Args:
         post: Hands a message to ZeroMQ.
-        arena: Where large bodies land.
 
     Attributes:
         heard_at: When the other end was last heard of, in seconds on the monotonic clock.
         spoke_at: When something was last sent.
+    """
+
+    def __init__(self, post: Callable[[Sequence[bytes | memoryview]], None], now: float) -> None:
+        self.post = post
+        self._beats = 0
+        self.heard_at = now
+        self.spoke_at = now
+
+    def say(self, what: Say, line: int, number: int = 0, call: int = 0, *, now: float) -> None:
+        """Send a message that needs no room in a window."""
+        self.post([_HEAD.pack(what, 0, line, number, call)])
+        self.spoke_at = now
+
+    def beat(self, now: float) -> None:
+        """Give a sign of life, unless many went unanswered: they must not fill the queue."""
+        if self._beats < _BEATS:
+            self._beats += 1
+            self.say(Say.BEAT, BODIES, now=now)
+
+    def hear(self, parts: Sequence[memoryview], now: float) -> int:
+        """Note that a message has come; return the number of its line, `BODIES` for noise too."""
+        self.heard_at = now
+        self._beats = 0
+        is_ours = parts and parts[0].nbytes == _HEAD.size
+        number: int = _HEAD.unpack(parts[0])[2] if is_ours else BODIES
+        return number
+
+
+class SharedBody:
+    """A body that several packets refer to.
+
+    Attributes:
+        refers: Packets that refer to it and have not been sent.
+        is_open: Whether there may be more of them.
+        is_sent: Whether it has been sent itself.
+    """
+
+    def __init__(self, number: int, key: object) -> None:
+        self.number = number
+        self.key = key
+        self.refers = 0
+        self.is_open = True
+        self.is_sent = False
+
+
+class SharedBodies:
+    """The bodies that the ranks at the other end of *link* are sent."""
+
+    def __init__(self, link: Link) -> None:
+        self._line = Line(BODIES, None)
+        self._line.attach(link)
+        self._link = link
+        self._numbers = self._looked_at = 0
+        self._open: SharedBody | None = None
+        self._left: list[SharedBody] = []  # of which the other end has to be told
+
+    @property
+    def line(self) -> Line:
+        """The line on which they travel."""
+        return self._line
+
+    def refer(self, frame: Frame) -> SharedBody | None:
+        """Return the body of *frame*, which is used up then; None if it is that frame's alone.
+
+        Raises:
+            ValueError, OSError, MemoryError: it cannot be read.
+        """
+        if not isinstance(frame, LargeFrame) or not frame.flags & Flag.COLLECTIVE:
+            return None
+        if frame.kind != Kind.CALL:
+            return None
+        place: object = frame.body[: IN_ARENA.size]
+        if frame.flags & Flag.FILE:
+            file = os.fstat(frame.fds[0])
+            place = (file.st_dev, file.st_ino)
+        key = (frame.epoch, frame.call_id, place)
+        body = self._open
+        if body is None or body.key != key:
+            view = frame.large()
+            self.shut()
+            self._numbers += 1
+            body = self._open = SharedBody(self._numbers, key)
+            self._left.append(body)
+            self._line.send_body(body, view)
+        else:
+            frame.drop()
+        body.refers += 1
+        return body
+
+    def shut(self) -> None:
+        """Let nothing more refer to the last one."""
+        if self._open is not None:
+            self._open.is_open = False
+            self._open = None
+
+    def look(self) -> None:
+        """Let nothing more refer to one that was there at the last look."""
+        if self._open is not None and self._open.number <= self._looked_at:
+            self.shut()
+        self._looked_at = self._numbers
+
+    def pump(self, now: float) -> None:
+        """Send what there is room for, and say which bodies nothing will refer to any longer."""
+        self._line.pump(now)
+        for body in self._left[:]:
+            if body.is_sent and not body.is_open and not body.refers:
+                self._left.remove(body)
+                self._link.say(Say.FORGET, BODIES, body.number, now=now)
+
+
+class Line:
+    """One end of what is sent to, and comes from, one rank. Used by one thread.
+
+    Args:
+        number: Of the line, the same at both ends.
+        arena: Where large bodies land; None if none come.
+
+    Attributes:
         malformed: How many messages came that were none of ours.
     """
 
-    def __init__(
-        self, post: Callable[[Sequence[bytes | memoryview]], None], arena: Arena, now: float
-    ) -> None:
-        self._post = post
+    def __init__(self, number: int, arena: Arena | None) -> None:
+        self.number = number
         self._arena = arena
+        self._link: Link | None = None
         self._out: deque[_Outgoing] = deque()
         self._posted = 0
         self._taken_there = 0
         self._taken = 0
         self._told = 0
-        self._beats = 0
         self._arriving: Delivery | None = None
-        self._landing: Landing | None = None
+        self._incoming: IncomingBody | None = None
         self._size = 0
         self._missing = 0
-        self.heard_at = now
-        self.spoke_at = now
         self.malformed = 0
+
+    def attach(self, link: Link) -> None:
+        """Have what is sent leave over *link*; nothing does before."""
+        self._link = link
 
     @property
     def has_room(self) -> bool:
@@ -211,11 +342,15 @@ class Line:
 
     # --- sending ------------------------------------------------------------------------
 
-    def send(self, lane: Lane, frame: Frame) -> None:
+    def send(self, lane: Lane, frame: Frame, bodies: SharedBodies | None = None) -> None:
         """Send *frame*, which is used up; `pump` has it leave.
 
+        Args:
+            bodies: Where its body is looked for; None: it is that frame's alone.
+
         Raises:
-            ValueError: its large body does not lie where it says.
+            ValueError, OSError, MemoryError: its large body does not lie where it says, or there
+                is no room to read it.
         """
         head = HEADER.pack(
             MAGIC,
@@ -226,65 +361,73 @@ class Line:
             frame.incarnation,
             frame.extra,
         )
-        body = frame.large()
         packet = head + (frame.inline if isinstance(frame, LargeFrame) else frame.body)
-        self._out.append(_Outgoing(lane, packet, body))
+        shared = None if bodies is None else bodies.refer(frame)
+        body = frame.large() if shared is None else None
+        self._out.append(_Outgoing(lane, packet, body, shared))
 
     def send_packet(self, lane: Lane, packet: bytes) -> None:
         """Send a packet that has no large body."""
         self._out.append(_Outgoing(lane, packet))
 
+    def send_body(self, shared: SharedBody, body: memoryview) -> None:
+        """Send a body that packets of other lines refer to."""
+        packet = HEADER.pack(MAGIC, Kind.CALL, Flag.NONE, 0, shared.number, 0, 0)
+        self._out.append(_Outgoing(Lane.BODY, packet, body, shared))
+
     def say(self, what: Say, number: int = 0, call: int = 0, *, now: float) -> None:
         """Send a message that needs no room in the window."""
-        self._post([_HEAD.pack(what, 0, number, call)])
-        self.spoke_at = now
-
-    def beat(self, now: float) -> None:
-        """Give a sign of life, unless many went unanswered: they must not fill the queue."""
-        if self._beats < _BEATS:
-            self._beats += 1
-            self.say(Say.BEAT, now=now)
+        if self._link is not None:
+            self._link.say(what, self.number, number, call, now=now)
 
     def pump(self, now: float) -> None:
         """Send what the window has room for, and say what has been taken."""
+        link = self._link
+        if link is None:
+            return
         if self._taken - self._told >= _ACK_EVERY:
             self._told = self._taken
             self.say(Say.TAKEN, self._taken, now=now)
         out = self._out
         while out and self._posted - self._taken_there < WINDOW:
             first = out[0]
-            body = first.body
+            body, shared = first.body, first.shared
             size = 0 if body is None else body.nbytes
             if first.at < 0:
-                self._post([_HEAD.pack(Say.PACKET, first.lane, size, 0), first.packet])
+                refers_to = 0
+                if shared is not None and body is None:
+                    if not shared.is_sent:
+                        break
+                    shared.refers -= 1
+                    refers_to = shared.number
+                head = _HEAD.pack(Say.PACKET, first.lane, self.number, size, refers_to)
+                link.post([head, first.packet])
                 first.at = 0
             elif body is not None:
                 piece = body[first.at : first.at + PIECE]
-                self._post([_HEAD.pack(Say.PIECE, first.lane, 0, 0), piece])
+                link.post([_HEAD.pack(Say.PIECE, first.lane, self.number, 0, 0), piece])
                 first.at += piece.nbytes
             self._posted += 1
-            self.spoke_at = now
+            link.spoke_at = now
             if first.at >= size:
                 out.popleft()
+                if shared is not None and body is not None:
+                    shared.is_sent = True
 
     # --- receiving ----------------------------------------------------------------------
 
-    def take(
-        self, parts: Sequence[memoryview], now: float
-    ) -> Delivery | tuple[Say, int, int] | None:
+    def take(self, parts: Sequence[memoryview]) -> Delivery | tuple[Say, int, int] | None:
         """Return what the message *parts* brings: a packet, something said, or nothing yet.
 
         A packet counts as taken only once `taken` has been told.
         """
-        self.heard_at = now
-        self._beats = 0
         match parts:
             case [head]:
                 return self._said(head)
             case [head, content] if head.nbytes == _HEAD.size:
-                what, lane, size, _ = _HEAD.unpack(head)
+                what, lane, _, size, refers_to = _HEAD.unpack(head)
                 if what == Say.PACKET and self._arriving is None:
-                    return self._packet(lane, content, size)
+                    return self._packet(lane, content, size, refers_to)
                 if what == Say.PIECE and self._arriving is not None:
                     return self._piece(content)
             case _:
@@ -298,15 +441,18 @@ class Line:
 
     def close(self) -> None:
         """Give back what was on its way."""
+        for each in self._out:
+            if each.shared is not None and each.body is None:
+                each.shared.refers -= each.at < 0
         self._out.clear()
         self._arriving = None
-        if self._landing is not None:
-            self._landing.close()
-            self._landing = None
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None
 
     def _said(self, head: memoryview) -> tuple[Say, int, int] | None:
         if head.nbytes == _HEAD.size:
-            what, _, number, call = _HEAD.unpack(head)
+            what, _, _, number, call = _HEAD.unpack(head)
             if what == Say.TAKEN:
                 if self._taken_there <= number <= self._posted:
                     self._taken_there = number
@@ -316,8 +462,9 @@ class Line:
         self.malformed += 1
         return None
 
-    def _packet(self, lane: int, content: memoryview, size: int) -> Delivery | None:
-        if not HEADER.size <= content.nbytes <= PACKET_LIMIT or lane not in _LANES:
+    def _packet(self, lane: int, content: memoryview, size: int, refers_to: int) -> Delivery | None:
+        is_ours = lane in _LANES and (lane == Lane.BODY) == (self.number == BODIES)
+        if not is_ours or self._arena is None or not _fits(content):
             self.malformed += 1
             self._taken += 1
             return None
@@ -327,13 +474,13 @@ class Line:
             self.malformed += 1
             self._taken += 1
             return None
-        delivery = Delivery(Lane(lane), head, body)
+        delivery = Delivery(Lane(lane), head, body, shared=refers_to)
         if not size:
             return delivery
         try:
             # What comes beside the calls is read without the arena, and a state is kept for long.
-            keeps = lane != Lane.DATA or head[1] == Kind.SAVED
-            self._landing = Landing(size, None if keeps else self._arena)
+            keeps = lane == Lane.CONTROL or head[1] == Kind.SAVED
+            self._incoming = IncomingBody(size, None if keeps else self._arena)
         except MessageTooLarge as error:
             delivery.error = error
         self._arriving = delivery
@@ -349,21 +496,25 @@ class Line:
             self._taken += 1
             return None
         self._missing -= content.nbytes
-        if self._landing is not None:
+        if self._incoming is not None:
             try:
-                self._landing.write(content)
+                self._incoming.write(content)
             except OSError:
-                self._landing.close()
-                self._landing = None
+                self._incoming.close()
+                self._incoming = None
                 delivery.error = MessageTooLarge(self._size, self._size - self._missing)
         if self._missing:
             self._taken += 1
             return None
         self._arriving = None
-        landing, self._landing = self._landing, None
-        if landing is not None:
-            delivery.large = landing.payload()
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            delivery.large = incoming.payload()
         return delivery
+
+
+def _fits(content: memoryview) -> bool:
+    return HEADER.size <= content.nbytes <= PACKET_LIMIT
 
 
 _SAYINGS = frozenset(Say)

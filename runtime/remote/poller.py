@@ -1,4 +1,4 @@
-"""Waiting for ZeroMQ's sockets and ordinary descriptors at once.
+"""A poller of ZeroMQ's sockets and ordinary descriptors at once.
 
 Guarantees: what is wanted of a descriptor is told to ZeroMQ only when it changes; waiting takes no
 processor time.
@@ -20,7 +20,7 @@ IN = int(zmq.POLLIN)  # plain numbers: arithmetic with ZeroMQ's own takes a micr
 OUT = int(zmq.POLLOUT)
 
 
-class Waiting:
+class Poller:
     """What one process waits for."""
 
     def __init__(self) -> None:

@@ -22,11 +22,11 @@ from phalanx.runtime.wire.progress_page import ProgressPage
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 
-from .link import Delivery, Lane, Line
+from .link import Delivery, Lane, Line, Link, SharedBodies
 from .port import Port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from phalanx.runtime.wire.packet_decoder import Frame
 
@@ -34,13 +34,14 @@ _ANSWERS = (Kind.REPLY, Kind.ERROR, Kind.SKIPPED)
 _BESIDE = (Kind.MORE, Kind.CLOSE, Kind.GO_ON)
 
 
-class Berth:
+class RemoteRank:
     """One incarnation of one rank, or a spare.
 
     Attributes:
-        number: Its own among all berths of this process, as the driver counts them.
-        route: The name under which ZeroMQ finds its connection; a secret of both sides.
-        connected: Its side has been heard of.
+        number: Its own among all ranks of this process, as the driver counts them, and that of
+            its line.
+        where: The machine that it is on.
+        bodies: Those that the ranks behind the same link are sent; None until it is connected.
         trim_if_idle: See `Arena.trim_if_idle`, of its answers.
         seated: It has greeted the driver, so it may be sent calls.
         running: The call it has been handed and has not ended; 0 for none.
@@ -53,18 +54,18 @@ class Berth:
     def __init__(
         self,
         number: int,
-        route: bytes,
+        where: int,
         fds: Mapping[str, int],
-        post: Callable[[Sequence[bytes | memoryview]], None],
         now: float,
     ) -> None:
         self.number = number
-        self.route = route
+        self.where = where
         self.page = ProgressPage(fds["page"])
         self._exchange = WorkerExchange.inherit(fds)
         self.data = Port(fds["data"], self._exchange.reader)
         self.control = Port(fds["control"])
-        self.line = Line(post, self._exchange.arena, now)
+        self.line = Line(number, self._exchange.arena)
+        self.bodies: SharedBodies | None = None
         self.trim_if_idle = self._exchange.arena.trim_if_idle
         self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
@@ -72,13 +73,22 @@ class Berth:
         self._incarnation = 0
         self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
         self.made_at = now
-        self.connected = False
         self.seated = False
         self.running = 0
         self.recallable = False
         self.ended = False
         self.why = ""
         self.released = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether its side has been heard of."""
+        return self.bodies is not None
+
+    def connect(self, link: Link, bodies: SharedBodies) -> None:
+        """Note that its side is behind *link*."""
+        self.line.attach(link)
+        self.bodies = bodies
 
     # --- from the driver ----------------------------------------------------------------
 
@@ -238,8 +248,8 @@ class Berth:
             error = RuntimeFault("a message was lost: no descriptor was free; raise `ulimit -n`")
         else:
             try:
-                self.line.send(lane, frame)
-            except (ValueError, OSError) as broken:
+                self.line.send(lane, frame, self.bodies)
+            except (ValueError, OSError, MemoryError) as broken:
                 error = broken
         if error is not None:
             frame.drop()

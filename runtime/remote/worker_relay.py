@@ -1,53 +1,66 @@
-"""A rank's side of its link, as the driver starts it: a process beside the worker.
+"""The process beside the workers of one group on one machine, which carries all of their messages.
 
-Guarantees: everything that worker and process share is anonymous memory and unnamed sockets of the
-machine they run on, made before both; the driver keeps none of it once they have started. What the
-process must know, its secret included, reaches it over an inherited descriptor alone.
+- Everything that workers and process share is anonymous memory and unnamed sockets of their
+  machine. Who starts them keeps none of it once they have it.
+- One that has died, is stopped, or is not the one that the driver's side knows is replaced when
+  workers are started. With it all workers beside it end.
+- What the process must know, its secret included, reaches it over inherited descriptors alone.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
 import pickle
-import signal
 import socket
+import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.arena import Arena
+from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.wire.channel import SocketChannel
+from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from phalanx.runtime.process.child_process import Process
+    from phalanx.runtime.process.launcher import Launcher
+    from phalanx.supervision import ExitReason
 
 RELAY_PRELOAD = ("zmq",)
 """What the zygote of both relays has imported."""
 
-_BURIAL = 5.0  # seconds for a process that has been killed to be gone
-
 UNREACHED = 64
-"""Exit code of a process that never heard the driver's side, while its worker lived."""
+"""Exit code of a process that never heard the driver's side."""
 
 UNHEARD = 65
-"""Exit code of one that heard it no more, while its worker lived."""
+"""Exit code of one that heard it no more."""
+
+_CLOSE = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posting:
-    """What a rank's side is told at its birth; pickled by name.
+class Invitation:
+    """How a relay gets in at the driver's side; pickled by name.
 
     Attributes:
+        number: Of the relay that it is for.
+        known: The number of the relay on the same machine that the driver's side hears; 0 for none.
         endpoint: Where the driver's side listens.
         server_key: That side's public key, in ZeroMQ's own encoding.
-        secret: This incarnation's secret key, 32 bytes.
-        route: The name of this link; as secret.
+        secret: The relay's secret key, 32 bytes, which opens once.
+        route: The name of its link; as secret.
         heartbeat: As in `Zmq`.
         lost_after: As in `Zmq`.
     """
 
+    number: int
+    known: int
     endpoint: str
     server_key: str
     secret: bytes
@@ -56,67 +69,149 @@ class Posting:
     lost_after: float
 
 
-class Outpost:
-    """One incarnation's.
+class Seat:
+    """The ends of one incarnation beside a relay. Close it once its worker has them."""
 
-    Attributes:
-        label: Its name in marks and events.
-        posting: What its process is told.
-        process: None until it has been started.
-    """
-
-    def __init__(self, posting: Posting, label: str, title: str, epoch: int) -> None:
-        self.label = label
-        self.posting = posting
-        self.process: Process | None = None
-        self._title = title
-        with contextlib.ExitStack() as made:
-            self._arena = Arena.create()
-            made.callback(self._arena.close)
-            self._channel = SocketChannel.create(self._arena, epoch)
+    def __init__(self, number: int, arena: Arena, epoch: int) -> None:
+        self.number = number
+        with ExitStack() as made:
+            self._channel = SocketChannel.create(arena, epoch)
             made.callback(self._channel.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._control, self._control_end = descriptors.own(ours), descriptors.own(theirs)
+            self._control, self._worker_end = descriptors.own(ours), descriptors.own(theirs)
             made.pop_all()
 
     def worker_fds(self) -> dict[str, int]:
         """Return what the worker inherits, by name."""
-        return {"control": self._control_end.fileno(), **self._channel.child_fds()}
+        return {"control": self._worker_end.fileno(), **self._channel.child_fds()}
 
-    def launch_spec(self) -> LaunchSpec:
-        """Return how its process is started."""
-        return LaunchSpec(
-            entry="phalanx.runtime.remote.worker_relay_main:main",
-            payload=pickle.dumps(self.posting),
-            fds={"control": self._control.fileno(), **self._channel.driver_fds()},
-            label=self.label,
-            title=self._title,
-            preload=RELAY_PRELOAD,
-        )
+    def relay_fds(self) -> dict[str, int]:
+        """Return what the process beside it is given, by name; the arena it has."""
+        fds = {"control": self._control.fileno(), **self._channel.driver_fds()}
+        del fds["arena"]
+        return fds
 
-    def close_ends(self) -> None:
-        """Let go of what only the two processes use; they have been started or never will be."""
-        for end in (self._control, self._control_end):
+    def close(self) -> None:
+        """Let go of them. Idempotent."""
+        for end in (self._control, self._worker_end):
             if end.fileno() >= 0:
                 descriptors.close(end)
         self._channel.close()
-        self._arena.close()
 
-    def why_it_left(self, process: Process) -> str:
-        """Return why *process* gave its worker up of itself; empty where it did not."""
-        status = process.status
-        within = f"lost_after={self.posting.lost_after:g} s"
-        code = None if status is None else status.code
-        if code == UNREACHED:
-            return f"the rank's side did not reach {self.posting.endpoint} within {within}"
-        return f"the rank's side heard nothing for {within}" if code == UNHEARD else ""
 
-    def bury(self) -> None:
-        """End the process, whose worker is gone."""
-        self.close_ends()
-        process, self.process = self.process, None
-        if process is not None:
-            deadline = time.monotonic() + _BURIAL
-            process.send_signal(signal.SIGKILL)  # nothing came from it that could be left
-            process.wait(deadline)
-            process.close()
+class WorkerRelay:
+    """The process, through all its lives.
+
+    Args:
+        name: In titles, errors and events.
+        on_exit: Called on the event loop's thread when it has ended unasked, with the reason, and
+            whether it ended by itself because of its link.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        name: str,
+        on_exit: Callable[[str, bool], None] = lambda _why, _by_itself: None,
+    ) -> None:
+        self._launcher = launcher
+        self._name = name
+        self._on_exit = on_exit
+        self._lock = threading.Lock()
+        self._arena: Arena | None = None
+        self._invitation: Invitation | None = None
+        self._deadline = 0.0
+        self._is_wanted: Callable[[], bool] = lambda: True
+        self._helper = Helper(launcher.loop, name, self._spawn, on_exit=self._exited)
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None while there is none."""
+        return self._helper.pid
+
+    def seat(
+        self,
+        invitation: Invitation,
+        seats: Sequence[tuple[int, int]],
+        *,
+        deadline: float,
+        is_wanted: Callable[[], bool],
+    ) -> list[Seat]:
+        """Return the ends of workers that are about to be started, one for each of *seats*.
+
+        Args:
+            invitation: For the process, if one has to be started.
+            seats: The number of each, as the driver's side knows it, and its epoch.
+            deadline: On the monotonic clock.
+            is_wanted: Asked while it waits; the start is given up if it returns False.
+
+        Raises:
+            RuntimeFault, OSError: the process could not be started, or has just ended.
+        """
+        with self._lock:
+            known = self._invitation
+            is_known = known and known.number in (invitation.number, invitation.known)
+            if not is_known or self._helper.is_stopped:
+                self._helper.end(time.monotonic() + _CLOSE)
+            if self._helper.pid is None:
+                self._start(invitation, deadline, is_wanted)
+            assert self._arena is not None
+            with ExitStack() as made:
+                found: list[Seat] = []
+                for number, epoch in seats:
+                    seat = Seat(number, self._arena, epoch)
+                    made.callback(seat.close)
+                    fds = seat.relay_fds()
+                    order = json.dumps({"seat": number, "fds": list(fds)}).encode()
+                    if not self._helper.send(order, list(fds.values())):
+                        raise RuntimeFault(f"the {self._name} has just ended; try again")
+                    found.append(seat)
+                made.pop_all()
+                return found
+
+    def close(self) -> None:
+        """End the process; its workers have ended. Idempotent."""
+        self._helper.close(time.monotonic() + _CLOSE, ask=not self._helper.is_stopped)
+        with self._lock:
+            self._release()
+
+    def _start(
+        self, invitation: Invitation, deadline: float, is_wanted: Callable[[], bool]
+    ) -> None:
+        self._release()
+        self._arena = Arena.create()
+        self._invitation = invitation
+        self._deadline, self._is_wanted = deadline, is_wanted
+        self._helper.start()
+
+    def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
+        assert self._arena is not None
+        spec = LaunchSpec(
+            entry="phalanx.runtime.remote.worker_relay_main:main",
+            payload=pickle.dumps(self._invitation),
+            fds={"link": control.fileno(), "arena": self._arena.fd},
+            label=self._name,
+            title=f"phalanx: {self._name}",
+            preload=RELAY_PRELOAD,
+        )
+        return self._launcher.launch(
+            spec, on_exit=on_exit, deadline=self._deadline, is_wanted=self._is_wanted
+        )[0]
+
+    def _exited(self, pid: int | None, reason: ExitReason) -> bool:
+        known = self._invitation
+        if pid is not None and known is not None:
+            why = {
+                UNREACHED: f"the ranks' side did not reach {known.endpoint}",
+                UNHEARD: "the ranks' side heard nothing",
+            }.get(reason.code or 0)
+            if why is not None:
+                self._on_exit(f"{why} within lost_after={known.lost_after:g} s", True)
+            else:
+                self._on_exit(f"the process at the ranks' end died: {reason}", False)
+        return False
+
+    def _release(self) -> None:
+        arena, self._arena, self._invitation = self._arena, None, None
+        if arena is not None:
+            arena.close()

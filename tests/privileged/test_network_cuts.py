@@ -96,6 +96,19 @@ def test_a_cut_that_heals_before_the_limit_costs_time_alone(behind: Behind, tmp_
     assert sorted(lines) == sorted(f"n{i} rank={r} inc=1" for i in range(8) for r in range(2))
 
 
+def test_the_arguments_of_a_call_cross_once_for_all_ranks(behind: Behind) -> None:
+    ex, relay = behind(4)
+    values = np.ones(MIB)  # of 8 bytes each
+
+    relay.mute("down", 12 * MIB)  # more than one copy, and less than two
+
+    total = ex.collective_rpc(lambda _, these: float(these.sum()), LONG, args=(values,))
+    relay.heal()
+    assert total == [float(MIB)] * 4
+    assert ex.status().restarts == 0
+    assert ex.collective_rpc("echo", LONG, args=(values[:8],))[3].tolist() == [1.0] * 8
+
+
 def test_what_comes_when_a_cut_heals_too_late_is_nobodys_answer(behind: Behind, gate: Path) -> None:
     ex, relay = behind()
     call = ex.collective_rpc("gated", args=(str(gate), "old"), non_block=True)

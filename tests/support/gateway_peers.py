@@ -7,6 +7,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import zmq
 from zmq.utils import z85
 
 from phalanx.runtime import Arena, Frame, Kind, Payload, Runtime
-from phalanx.runtime.remote.driver_relay import Gateway
-from phalanx.runtime.remote.link import Delivery, Lane, Line, Say
+from phalanx.runtime.remote.gateway import Gateway
+from phalanx.runtime.remote.link import BODIES, Delivery, Lane, Line, Link, Say
 from phalanx.runtime.remote.options import Zmq
-from phalanx.runtime.remote.worker_relay import Posting
+from phalanx.runtime.remote.worker_relay import Invitation
 from phalanx.runtime.wire.channel import Arrival, SocketChannel
 from phalanx.runtime.wire.packet_decoder import receive
 from phalanx.runtime.wire.packet_header import Flag
@@ -36,11 +37,15 @@ class Driver:
         self.arena = Arena.create()
         self.berths: list[Berth] = []
 
-    def berth(self) -> Berth:
+    def berth(self, where: int | None = None) -> Berth:
+        """Make room for a rank, on a machine of its own by default."""
         self.gateway.open()
+        where = len(self.berths) if where is None else where
         channel = SocketChannel.create(self.arena, 1)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        posting = self.gateway.berth({**channel.child_fds(), "control": theirs.fileno()})
+        fds = {**channel.child_fds(), "control": theirs.fileno()}
+        number = self.gateway.add_rank(where, fds)
+        posting = Posting(self.gateway.invite(where), number)
         theirs.close()
         channel.close_child_ends()
         self.berths.append(Berth(channel, ours, posting))
@@ -51,6 +56,14 @@ class Driver:
             berth.close()
         self.gateway.close()
         self.arena.close()
+
+
+@dataclass(frozen=True)
+class Posting:
+    """How one rank is reached."""
+
+    invitation: Invitation
+    number: int
 
 
 class Berth:
@@ -93,7 +106,7 @@ class Berth:
 
 
 class Rank:
-    """The other side of a link, played by the test."""
+    """The other side of a link with one rank, played by the test."""
 
     def __init__(
         self,
@@ -105,16 +118,22 @@ class Rank:
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
-        key = z85.encode(posting.secret if secret is None else secret)
+        known = posting.invitation
+        key = z85.encode(known.secret if secret is None else secret)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self.socket.setsockopt(zmq.ROUTING_ID, posting.route if route is None else route)
-        self.socket.setsockopt(zmq.CURVE_SERVERKEY, posting.server_key.encode())
+        self.socket.setsockopt(zmq.ROUTING_ID, known.route if route is None else route)
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, known.server_key.encode())
         self.socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(key))
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, key)
-        self.socket.connect(posting.endpoint)
+        self.socket.connect(known.endpoint)
         self.arena = Arena.create()
-        self.line = Line(self.post, self.arena, 0.0)
+        self.link = Link(self.post, 0.0)
+        self.line = Line(posting.number, self.arena)
+        self.shared = Line(BODIES, self.arena)
+        for line in (self.line, self.shared):
+            line.attach(self.link)
+        self.bodies: dict[int, Payload] = {}
         if says_open:
             self.line.say(Say.OPEN, now=0.0)
             assert self.hears(Say.BEAT)
@@ -126,21 +145,33 @@ class Rank:
         """Return what comes next but for signs of life; None if nothing does."""
         deadline = time.monotonic() + seconds
         while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
-            what = self.line.take([memoryview(p) for p in self.socket.recv_multipart()], 0.0)
+            what = self._take()
             if isinstance(what, Delivery):
                 self.line.taken(1)
                 return what
             if what is not None and what[0] is not Say.BEAT:
                 return what
-            self.line.beat(0.0)
+            self.link.beat(0.0)
         return None
 
     def hears(self, what: Say) -> bool:
         while self.socket.poll(int(LONG * 1000)):
-            said = self.line.take([memoryview(p) for p in self.socket.recv_multipart()], 0.0)
+            said = self._take()
             if isinstance(said, tuple) and said[0] is what:
                 return True
         return False
+
+    def _take(self) -> Delivery | tuple[Say, int, int] | None:
+        parts = [memoryview(part) for part in self.socket.recv_multipart()]
+        if self.link.hear(parts, 0.0) != BODIES:
+            return self.line.take(parts)
+        what = self.shared.take(parts)
+        if not isinstance(what, Delivery):
+            return what
+        self.shared.taken(1)
+        assert what.large is not None
+        self.bodies[what.head[4]] = what.large
+        return None
 
     def takes_call(self) -> int:
         what = self.next()
@@ -159,6 +190,8 @@ class Rank:
         self.line.pump(0.0)
 
     def close(self) -> None:
+        for body in self.bodies.values():
+            body.close()
         self.line.close()
         self.arena.close()
         self.socket.close()

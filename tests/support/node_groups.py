@@ -15,8 +15,8 @@ from tests.support.processes import LONG, wait_until
 
 from phalanx.cluster.driver.engine import Engine
 from phalanx.cluster.driver.node_owner import NodeOwner
-from phalanx.cluster.link.gateway import NodeGateway
 from phalanx.cluster.link.messages import Ended, Greeting, Launch, Message, RankLaunch, Started
+from phalanx.cluster.link.node_gateway import NodeGateway
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.runtime import EventLoop, Launcher, Zmq, process_tree
 

@@ -287,7 +287,7 @@ def test_a_node_with_the_key_of_another_gateway_does_not_speak_to_this_one(
 
     why, _ = cluster.told.wait("refused")
 
-    assert why == "it does not speak as a node does"
+    assert why == "it does not speak as one of this group does"
     assert cluster.told.of("admitted") == []
 
 

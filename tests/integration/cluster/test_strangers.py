@@ -15,8 +15,6 @@ import zmq
 from tests.support.node_groups import kill
 from tests.support.processes import LONG, wait_until
 
-from phalanx.cluster.link.gateway import NodeGateway
-from phalanx.cluster.link.gateway_main import LARGEST
 from phalanx.cluster.link.greeting import greeting_of
 from phalanx.cluster.link.messages import (
     Answer,
@@ -29,9 +27,12 @@ from phalanx.cluster.link.messages import (
     Started,
     encode,
 )
+from phalanx.cluster.link.node_gateway import NodeGateway
+from phalanx.cluster.link.node_gateway_main import LARGEST
 from phalanx.cluster.link.node_link import LinkState, NodeLink
 from phalanx.runtime import EventLoop, Zmq
 from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.remote.link import LARGEST as CUT_OFF
 from phalanx.supervision import RuntimeFault
 
 EARLY = "its key is not one of this group's"  # told of a node whose key is on the way, too
@@ -218,6 +219,9 @@ def test_what_is_no_message_of_a_node_is_told_once(
 
 def test_a_message_without_end_ends_the_link(node: Peer, told: Told) -> None:
     node.link.socket.send(b" " * (LARGEST + 1))
+    assert told.next()[:2] == ("misbehaved", 1)
+
+    node.link.socket.send(b" " * (CUT_OFF + 1))
 
     assert node.wait(LinkState.ENDED) is LinkState.ENDED
     assert told.next()[:2] == ("closed", 1)

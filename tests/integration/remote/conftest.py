@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.gateway_peers import Berth, Driver, Joined, Rank
+from tests.support.gateway_peers import Berth, Driver, Joined, Posting, Rank
 
 from phalanx.runtime import Frame, Runtime
 from phalanx.runtime.remote.options import Zmq
-from phalanx.runtime.remote.worker_relay import Posting
 
 
 @pytest.fixture

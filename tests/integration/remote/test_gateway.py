@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support.gateway_peers import LONG, Driver, Joined, Rank, listening
+from tests.support.gateway_peers import LONG, Driver, Joined, Posting, Rank, listening
 from zmq.utils import z85
 
 from phalanx.runtime import Frame, Kind, descriptors
-from phalanx.runtime.remote.driver_relay import GatewayExited, MessageMalformed, StrangerRefused
+from phalanx.runtime.remote.gateway import GatewayExited, MessageMalformed, StrangerRefused
 from phalanx.runtime.remote.link import LARGEST, Lane, Say
 from phalanx.runtime.remote.options import Zmq
-from phalanx.runtime.remote.worker_relay import Posting
 from phalanx.runtime.wire.channel import Arrival
 from phalanx.supervision import RuntimeFault
 
@@ -64,7 +63,7 @@ def test_a_socket_of_this_machine_has_an_abstract_name(
     berth = driver.berth()
     rank = rank_of(berth.posting)
     rank.greets()
-    address = berth.posting.endpoint.removeprefix("ipc://")
+    address = berth.posting.invitation.endpoint.removeprefix("ipc://")
 
     assert isinstance(berth.next(), Frame)
     assert address.startswith("@")
@@ -102,8 +101,9 @@ def test_a_stranger_is_turned_away_and_harms_nobody(
     assert driver.events.empty()  # told once
 
 
-def intrude(posting: Posting, who: str) -> None:
+def intrude(at: Posting, who: str) -> None:
     """Connect as somebody who has no business there, until turned away."""
+    posting = at.invitation
     if who in ("noise", "oversized"):
         family = socket.AF_UNIX if posting.endpoint.startswith("ipc") else socket.AF_INET
         with socket.socket(family) as raw:
@@ -163,10 +163,22 @@ def test_one_ranks_key_does_not_speak_for_another(
     driver: Driver, rank_of: Callable[..., Rank]
 ) -> None:
     mine, other = driver.berth(), driver.berth()
-    impostor = rank_of(mine.posting, route=other.posting.route, says_open=False)
+    impostor = rank_of(mine.posting, route=other.posting.invitation.route, says_open=False)
 
     impostor.line.say(Say.OPEN, now=0.0)
     impostor.greets()
+
+    assert isinstance(driver.events.get(timeout=LONG), MessageMalformed)
+    assert other.next(0.2) is Arrival.NOTHING
+    assert mine.next(0.0) is Arrival.NOTHING
+
+
+def test_a_relay_does_not_speak_for_a_rank_behind_another(driver: Driver, joined: Joined) -> None:
+    mine, rank = joined(driver)
+    other, _ = joined(driver)
+
+    rank.line.number = other.posting.number
+    rank.answers(1)
 
     assert isinstance(driver.events.get(timeout=LONG), MessageMalformed)
     assert other.next(0.2) is Arrival.NOTHING
@@ -178,8 +190,9 @@ def test_messages_that_are_none_are_dropped_counted_and_told_once(
 ) -> None:
     berth = driver.berth()
     rank = rank_of(berth.posting)
-    packet = bytes([Say.PACKET, Lane.DATA]) + bytes(16)
-    for parts in ([b""], [b"x" * 18], [packet], [packet, b"short"], [packet, bytes(24)], [b""] * 9):
+    line = rank.line.number.to_bytes(8, "little")
+    packet = bytes([Say.PACKET, Lane.DATA]) + line + bytes(16)
+    for parts in ([b""], [b"x" * 26], [packet], [packet, b"short"], [packet, bytes(24)], [b""] * 9):
         rank.socket.send_multipart(parts)
     rank.line.taken(-2)  # those packets stood in the window
     rank.greets()
@@ -195,7 +208,7 @@ def test_more_than_any_message_of_ours_cuts_the_connection(
     berth = driver.berth()
     rank = rank_of(berth.posting)
 
-    rank.socket.send_multipart([bytes([Say.PIECE, 0]) + bytes(16), bytes(LARGEST + 1)])
+    rank.socket.send_multipart([bytes([Say.PIECE, 0]) + bytes(24), bytes(LARGEST + 1)])
 
     assert "connection was closed" in berth.why_it_ended()
 
@@ -307,7 +320,7 @@ def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> N
 def test_a_stopped_one_is_replaced_when_next_needed(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.runtime.remote.driver_relay._ANSWER", 0.3)
+    monkeypatch.setattr("phalanx.runtime.remote.gateway._ANSWER", 0.3)
     driver.gateway.open()
     first = driver.gateway.pid
     assert first is not None
@@ -321,7 +334,7 @@ def test_a_stopped_one_is_replaced_when_next_needed(
 
 def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> None:
     berth = driver.berth()
-    secret = berth.posting.secret
+    secret = berth.posting.invitation.secret
     needles = [secret, secret.hex().encode(), z85.encode(secret)]
 
     for process in Path("/proc").iterdir():

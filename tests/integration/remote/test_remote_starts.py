@@ -36,7 +36,7 @@ class Waits(Echo):
         time.sleep(600)
 
 
-@pytest.mark.parametrize("what", ["gateway", "outpost"])
+@pytest.mark.parametrize("what", ["gateway", "/relay"])
 def test_a_start_whose_link_breaks_fails_and_leaves_nothing(
     make: Make, tmp_path: Path, what: str
 ) -> None:

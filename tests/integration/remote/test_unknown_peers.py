@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from tests.support.gateway_peers import Berth, Driver, Joined, Rank
+from tests.support.gateway_peers import Berth, Driver, Joined, Posting, Rank
 
 from phalanx.runtime import Frame
-from phalanx.runtime.remote.driver_relay import StrangerRefused
+from phalanx.runtime.remote.gateway import StrangerRefused
 from phalanx.runtime.remote.options import Zmq
-from phalanx.runtime.remote.worker_relay import Posting
 from phalanx.runtime.wire.channel import Arrival
 
 LONG = 10.0
@@ -33,7 +32,9 @@ class Eavesdropper:
         self._beyond = knock(posting)
         self._said = said
         self._ends = [self._beyond]
-        self.posting = replace(posting, endpoint=f"tcp://127.0.0.1:{self._server.getsockname()[1]}")
+        here = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        known = replace(posting.invitation, endpoint=here)
+        self.posting = replace(posting, invitation=known)
         self._threads = [threading.Thread(target=self._run)]
 
     def __enter__(self) -> Self:
@@ -66,7 +67,7 @@ class Eavesdropper:
 
 
 def knock(posting: Posting) -> socket.socket:
-    host, _, port = posting.endpoint.removeprefix("tcp://").partition(":")
+    host, _, port = posting.invitation.endpoint.removeprefix("tcp://").partition(":")
     raw = socket.create_connection((host, int(port)), LONG)
     raw.settimeout(LONG)
     return raw
@@ -91,7 +92,7 @@ def test_connections_that_never_say_enough_keep_nobody_out(
         for number in range(MANY):
             idlers.append(held.enter_context(knock(first.posting)))
             idlers[-1].sendall(GREETING[: number % len(GREETING)])
-            mine.line.beat(0.0)  # a silent rank would be taken for lost
+            mine.link.beat(0.0)  # a silent rank would be taken for lost
 
         second = driver.berth()
         other = rank_of(second.posting)

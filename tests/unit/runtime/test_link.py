@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import Arena
-from phalanx.runtime.remote.link import PIECE, WINDOW, Delivery, Lane, Line, Say
+from phalanx.runtime.remote.link import (
+    BODIES,
+    PIECE,
+    WINDOW,
+    Delivery,
+    Lane,
+    Line,
+    Link,
+    Say,
+    SharedBodies,
+)
 from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
 from phalanx.runtime.wire.packet_encoder import Payload, seal_message_file
 from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, Flag, Kind
@@ -26,14 +36,16 @@ class End:
     def __init__(self) -> None:
         self.arena = Arena.create(64 * 1024 * 1024)
         self.posted: deque[list[bytes]] = deque()
-        self.line = Line(self.post, self.arena, 0.0)
+        self.link = Link(self.post, 0.0)
+        self.line = Line(1, self.arena)
+        self.line.attach(self.link)
         self.got: list[Delivery] = []
 
     def post(self, parts: Any) -> None:
         self.posted.append([bytes(part) for part in parts])
 
     def take(self, parts: list[bytes], *, passes_on: bool = True) -> None:
-        what = self.line.take([memoryview(part) for part in parts], 1.0)
+        what = self.line.take([memoryview(part) for part in parts])
         if isinstance(what, Delivery):
             self.got.append(what)
             if passes_on:
@@ -136,7 +148,7 @@ def test_nothing_leaves_while_the_other_end_takes_nothing(ends: tuple[End, End])
 def test_signs_of_life_do_not_pile_up_at_a_silent_end(ends: tuple[End, End]) -> None:
     one, _ = ends
     for _ in range(1000):
-        one.line.beat(1.0)
+        one.link.beat(1.0)
 
     assert len(one.posted) <= WINDOW
 
@@ -183,7 +195,7 @@ def test_garbage_is_dropped_and_what_follows_arrives(
                 # As close to a message as garbage comes: a head of the right size.
                 kind, lane = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 3))
                 size = data.draw(st.sampled_from([0, 1, 100, 1 << 20, 1 << 62]))
-                parts[0] = bytes([kind, lane]) + size.to_bytes(8, "little") + bytes(8)
+                parts[0] = bytes([kind, lane]) + bytes(8) + size.to_bytes(8, "little") + bytes(8)
             other.take(parts)
         arriving = other.line._arriving is not None
         before = len(other.got)
@@ -202,9 +214,159 @@ def test_garbage_is_dropped_and_what_follows_arrives(
 def test_no_packet_claims_memory_that_is_not_its_own(packet: bytes, size: int) -> None:
     end = End()
     try:
-        end.take([bytes([Say.PACKET, 0]) + size.to_bytes(8, "little") + bytes(8), packet])
+        head = bytes([Say.PACKET, 0]) + bytes(8) + size.to_bytes(8, "little") + bytes(8)
+        end.take([head, packet])
 
         for each in end.got:
             assert not each.head[2] & (Flag.FILE | Flag.ARENA)
     finally:
         end.close()
+
+
+# --- several ranks behind one link ----------------------------------------------------------------
+
+
+class Many:
+    """Both ends of a link with three ranks behind it; nothing is between them."""
+
+    def __init__(self) -> None:
+        self.arena = Arena.create(64 * 1024 * 1024)
+        self.posted: deque[list[bytes]] = deque()
+        self.back: deque[list[bytes]] = deque()
+        self.link = Link(lambda parts: self.posted.append([bytes(part) for part in parts]), 0.0)
+        far = Link(lambda parts: self.back.append([bytes(part) for part in parts]), 0.0)
+        self.bodies = SharedBodies(self.link)
+        self.lines = {number: Line(number, self.arena) for number in (1, 2, 3)}
+        self.far = {number: Line(number, self.arena) for number in (BODIES, 1, 2, 3)}
+        for line in self.lines.values():
+            line.attach(self.link)
+        for line in self.far.values():
+            line.attach(far)
+        self.got: dict[int, list[Delivery]] = {number: [] for number in self.far}
+        self.forgotten: list[int] = []
+        self.pieces = 0
+
+    def carry(self, *, stopped: int | None = None) -> None:
+        moved = True
+        while moved:
+            moved = False
+            self.bodies.pump(1.0)
+            for line in (*self.lines.values(), *self.far.values()):
+                line.pump(1.0)
+            while self.posted:
+                moved = True
+                self._arrive(self.posted.popleft(), stopped)
+            while self.back:
+                moved = True
+                parts = [memoryview(part) for part in self.back.popleft()]
+                number = self.link.hear(parts, 1.0)
+                near = self.bodies.line if number == BODIES else self.lines[number]
+                assert near.take(parts) is None
+
+    def _arrive(self, message: list[bytes], stopped: int | None) -> None:
+        parts = [memoryview(part) for part in message]
+        number = self.link.hear(parts, 1.0)
+        self.pieces += message[0][0] == Say.PIECE
+        what = self.far[number].take(parts)
+        if isinstance(what, Delivery):
+            self.got[number].append(what)
+            if number != stopped:
+                self.far[number].taken(1)
+        elif what is not None:
+            assert what[0] is Say.FORGET
+            self.forgotten.append(what[1])
+
+    def close(self) -> None:
+        for line in (*self.lines.values(), *self.far.values(), self.bodies.line):
+            line.close()
+        for each in self.got[BODIES]:
+            assert each.large is not None
+            each.large.close()
+        self.arena.close()
+
+
+@pytest.fixture
+def many() -> Iterator[Many]:
+    made = Many()
+    yield made
+    made.close()
+
+
+def copies(call_id: int, body: bytes, count: int) -> list[LargeFrame]:
+    """What the driver sends *count* ranks of one call: the same file."""
+    file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.write(file, body)
+    payload = Payload.in_file(seal_message_file(file), len(body), b"own part")
+    frames: list[LargeFrame] = []
+    for _ in range(count):
+        flags = payload.flags | Flag.COLLECTIVE
+        each = LargeFrame(Kind.CALL, flags, 3, call_id, 2, EVERY_RANK, payload.tail)
+        each.fds, each.lender = [os.dup(file)], None
+        frames.append(each)
+    os.close(file)
+    return frames
+
+
+def test_a_body_for_several_ranks_travels_once_and_before_what_refers_to_it(many: Many) -> None:
+    body = random.Random(2).randbytes(2 * PIECE + 7)
+    for line, each in zip(many.lines.values(), copies(5, body, 3), strict=True):
+        line.send(Lane.DATA, each, many.bodies)
+
+    many.carry()
+
+    (whole,) = many.got[BODIES]
+    assert (content(whole), many.pieces) == (body, 3)
+    told = [delivery for number in many.lines for delivery in many.got[number]]
+    assert [(each.shared, each.head[4], each.body) for each in told] == [
+        (whole.head[4], 5, b"own part")
+    ] * 3
+
+
+def test_a_body_is_forgotten_once_nothing_can_refer_to_it(many: Many) -> None:
+    frames = copies(5, bytes(PIECE), 3)
+    for line, each in zip(many.lines.values(), frames[:2], strict=False):
+        line.send(Lane.DATA, each, many.bodies)
+    many.carry()
+    many.bodies.look()
+    many.carry()
+    early = list(many.forgotten)
+
+    many.bodies.look()  # it was there at the last look
+    many.carry()
+    many.lines[3].send(Lane.DATA, frames[2], many.bodies)
+    many.carry()
+
+    assert (early, many.forgotten) == ([], [1])
+    assert [each.head[4] for each in many.got[BODIES]] == [1, 2]  # who comes late gets it anew
+
+
+def test_a_rank_that_reads_nothing_holds_up_no_other(many: Many) -> None:
+    for number in range(WINDOW):
+        many.lines[2].send(Lane.DATA, frame(number, b"x"))
+    many.carry(stopped=2)
+    for call_id in (90, 91):
+        pair = copies(call_id, bytes(PIECE), 2)
+        for rank in (1, 2):
+            many.lines[rank].send(Lane.DATA, pair.pop(), many.bodies)
+        many.carry(stopped=2)
+    many.bodies.shut()
+    many.carry(stopped=2)
+
+    assert [each.head[4] for each in many.got[1]] == [90, 91]
+    assert (len(many.got[2]), many.forgotten) == (WINDOW, [])
+
+    many.lines[2].close()  # it has died
+    many.carry()
+
+    assert many.forgotten == [1, 2]
+
+
+def test_another_body_of_the_same_call_is_another_body(many: Many) -> None:
+    """As where each rank has arguments of its own."""
+    for line, body in zip(many.lines.values(), (b"a", b"b", b"c"), strict=True):
+        line.send(Lane.DATA, copies(5, body * PIECE, 1)[0], many.bodies)
+
+    many.carry()
+
+    assert [content(each)[:1] for each in many.got[BODIES]] == [b"a", b"b", b"c"]
+    assert [many.got[number][0].shared for number in many.lines] == [1, 2, 3]

@@ -13,7 +13,7 @@ import pickle
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from phalanx.runtime.process.helper import Helper
@@ -21,7 +21,7 @@ from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.zygote_client import SLICE, LaunchWait
 from phalanx.supervision import ExitReason, RuntimeFault
 
-from .worker_relay import RELAY_PRELOAD, Posting
+from .worker_relay import RELAY_PRELOAD, Invitation
 
 if TYPE_CHECKING:
     import socket
@@ -81,11 +81,17 @@ class MessageMalformed:
 
 
 class Gateway:
-    """The process of one group, through all its lives. `open` and `berth`: one thread at a time.
+    """The process of one group, through all its lives.
+
+    `open`, `invite` and `add_rank`: one thread at a time.
 
     Args:
         launcher: Starts the process when ranks are started.
         on_event: Told of what happens to it. Runs on the event loop's thread.
+
+    Attributes:
+        endpoint: What others connect to, as ``tcp://HOST:PORT``; empty while there is no process.
+        key: Its public key, in ZeroMQ's encoding.
     """
 
     def __init__(
@@ -102,9 +108,14 @@ class Gateway:
         self._group = group
         self._on_event = on_event
         self._changed = threading.Condition()
-        self._endpoint = self._key = self._failed = ""  # of the present process
+        self._loop = loop
+        self._failed = ""
+        self.endpoint = self.key = ""
         self._pings = self._pong = 0
+        self._entry = "phalanx.runtime.remote.gateway_main:main"
         self._numbers = 0
+        self._heard_relays: dict[int, int] = {}  # the one that is heard, by machine
+        self._invited: dict[int, Invitation] = {}  # who has not connected yet
         self._is_wanted: Callable[[], bool] = lambda: True
         self._helper = Helper(
             loop,
@@ -130,8 +141,8 @@ class Gateway:
         if self._helper.pid is not None:
             return
         self._is_wanted = is_wanted
-        with self._changed:
-            self._endpoint = self._failed = ""
+        self._failed = ""
+        self._forget_process()
         try:
             self._helper.start()
             self._await_ready()
@@ -139,40 +150,62 @@ class Gateway:
             self._helper.end(time.monotonic() + _CLOSE)
             raise
 
-    def berth(self, fds: Mapping[str, int]) -> Posting:
-        """Make room for one rank behind *fds*; return what its side must know.
+    def invite(self, where: int) -> Invitation:
+        """Return how the process beside the ranks on the machine *where* gets in, if it is new.
+
+        Raises:
+            RuntimeFault: the process has just died.
+        """
+        with self._changed:
+            heard = self._heard_relays.get(where, 0)
+            if where in self._invited:
+                return replace(self._invited[where], known=heard)
+            self._numbers += 1
+            invitation = Invitation(
+                number=self._numbers,
+                known=heard,
+                endpoint=self.endpoint,
+                server_key=self.key,
+                secret=os.urandom(32),
+                # ZeroMQ keeps names that begin with 0 for itself.
+                route=b"\1" + secrets.token_bytes(15),
+                heartbeat=self._options.heartbeat,
+                lost_after=self._options.lost_after,
+            )
+            self._invited[where] = invitation
+        key, route = invitation.secret.hex(), invitation.route.hex()
+        order = {"invite": invitation.number, "where": where, "secret": key, "route": route}
+        if not self._send(order):
+            raise self._has_ended()
+        return invitation
+
+    def add_rank(self, where: int, fds: Mapping[str, int]) -> int:
+        """Make room for one rank on the machine *where*, behind *fds*; return its number.
 
         Raises:
             RuntimeFault: the process has just died.
         """
         self._numbers += 1
-        secret = os.urandom(32)
-        route = b"\1" + secrets.token_bytes(15)  # ZeroMQ keeps names that begin with 0 for itself
-        order = {
-            "berth": self._numbers,
-            "secret": secret.hex(),
-            "route": route.hex(),
-            "fds": list(fds),
-        }
-        if not self._helper.send(json.dumps(order).encode(), list(fds.values())):
-            raise RuntimeFault(f"the gateway of {self._group} has ended; try again")
-        return Posting(
-            endpoint=self._endpoint,
-            server_key=self._key,
-            secret=secret,
-            route=route,
-            heartbeat=self._options.heartbeat,
-            lost_after=self._options.lost_after,
-        )
+        order = {"rank": self._numbers, "where": where, "fds": list(fds)}
+        if not self._send(order, *fds.values()):
+            raise self._has_ended()
+        return self._numbers
 
     def close(self) -> None:
         """End the process. Idempotent."""
         stopped = self._helper.is_stopped
         self._helper.close(time.monotonic() + (0.0 if stopped else _CLOSE), ask=True)
 
+    def _send(self, order: Mapping[str, object], *fds: int) -> bool:
+        """Send the process an order; False if there is no process."""
+        return self._helper.send(json.dumps(order).encode(), fds)
+
+    def _has_ended(self) -> RuntimeFault:
+        return RuntimeFault(f"the gateway of {self._group} has ended; try again")
+
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         spec = LaunchSpec(
-            entry="phalanx.runtime.remote.driver_relay_main:main",
+            entry=self._entry,
             payload=pickle.dumps(self._options),
             fds={"link": control.fileno()},
             label=f"{self._group}/gateway",
@@ -190,14 +223,14 @@ class Gateway:
         wait = LaunchWait(f"{self._group}/gateway", time.monotonic() + _START, self._is_wanted)
 
         def is_decided() -> bool:
-            return bool(self._endpoint or self._failed or self._helper.pid is None)
+            return bool(self.endpoint or self._failed or self._helper.pid is None)
 
         with self._changed:
             while not is_decided() and time.monotonic() < wait.deadline:
                 wait.check()
                 self._changed.wait_for(is_decided, SLICE)
             gone = self._helper.pid is None
-            if not self._endpoint or gone:
+            if not self.endpoint or gone:
                 why = self._failed or ("it ended" if gone else f"it took more than {_START:g} s")
                 raise RuntimeFault(f"the gateway of {self._group} did not start: {why}")
 
@@ -207,7 +240,7 @@ class Gateway:
             return False
         self._pings += 1
         number = self._pings
-        if not self._helper.send(json.dumps({"ping": number}).encode()):
+        if not self._send({"ping": number}):
             return False
         with self._changed:
             self._changed.wait_for(
@@ -218,27 +251,53 @@ class Gateway:
     # --- on the event loop's thread ---------------------------------------------------------
 
     def _heard(self, data: bytes, _fds: list[int]) -> None:
-        message: dict[str, Any] = json.loads(data)
-        now = time.monotonic()
+        head, _, raw = data.partition(b"\n")
+        self._told(json.loads(head), raw)
+
+    def _told(self, head: dict[str, Any], raw: bytes) -> None:  # noqa: ARG002  # for subclasses
+        """Take a message of the process, and what came behind it."""
+        now = self._loop.time()
         with self._changed:
-            self._endpoint = message.get("ready", self._endpoint)
-            self._key = message.get("key", self._key)
-            self._failed = message.get("failed", self._failed)
-            self._pong = message.get("pong", self._pong)
+            match head:
+                case {"ready": endpoint, "key": key}:
+                    self.endpoint, self.key = endpoint, key
+                case {"failed": why}:
+                    self._failed = why
+                case {"pong": number}:
+                    self._pong = number
+                case {"up": number, "where": where}:
+                    self._heard_relays[where] = number
+                    self._invited.pop(where, None)
+                case {"down": number, "where": where} if self._heard_relays.get(where) == number:
+                    del self._heard_relays[where]
+                case _:
+                    pass
             self._changed.notify_all()
-        if "refused" in message:
-            self._on_event(
-                StrangerRefused(
-                    group=self._group, address=message["address"], why=message["refused"], at=now
-                )
-            )
-        elif "malformed" in message:
-            self._on_event(MessageMalformed(group=self._group, at=now))
+        match head:
+            case {"refused": why, "address": address}:
+                self._refused(address, why)
+            case {"malformed": _}:
+                self._on_event(MessageMalformed(group=self._group, at=now))
+            case _:
+                pass
+
+    def _refused(self, address: str, why: str) -> None:
+        """Note that a stranger was refused."""
+        self._on_event(
+            StrangerRefused(group=self._group, address=address, why=why, at=self._loop.time())
+        )
+
+    def _forget_process(self) -> bool:
+        """Forget what the last process has said; return whether it was ready."""
+        with self._changed:
+            was_ready, self.endpoint = bool(self.endpoint), ""
+            self._heard_relays.clear()
+            self._invited.clear()
+            self._changed.notify_all()
+        return was_ready
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
-        with self._changed:
-            was_ready, self._endpoint = bool(self._endpoint), ""
-            self._changed.notify_all()
+        was_ready = self._forget_process()
         if was_ready and pid is not None:
             self._on_event(
                 GatewayExited(group=self._group, pid=pid, reason=reason, at=time.monotonic())

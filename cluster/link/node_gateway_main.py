@@ -1,0 +1,225 @@
+"""The gateway process of a group on a cluster: where the links of its nodes and of its ranks meet.
+
+- To ranks it is the gateway of any group. A node's control link comes in at the same address, and
+  exists only to a node process whose key the driver has admitted; that key serves one process.
+  Nothing that comes is unpickled here.
+- It answers beats by itself, so a driver that is stopped loses no node. It notes when, before the
+  answer leaves. A node that was silenced is never answered again.
+- It never waits for the driver or for a node. It ends when the driver lets go or dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from zmq.utils import z85
+
+from phalanx.runtime.remote.gateway_main import GatewayProcess, serve
+
+from .messages import (
+    Answer,
+    Beat,
+    Ended,
+    Fenced,
+    Greeting,
+    MalformedMessage,
+    Message,
+    NotStarted,
+    Output,
+    StackText,
+    Started,
+    Stopped,
+    Swept,
+    decode,
+    encode,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+    from phalanx.runtime import Zmq
+
+LARGEST = 64 * 1024
+"""Bytes of a node's message; what is more is none."""
+
+_SETTLE = 0.05  # seconds for what had arrived while this process was stopped to be read
+_KEY = 2.0  # seconds by which the key of a node may come after its first try to connect
+_STRANGERS = 64  # of them that are remembered
+
+
+def main(payload: bytes, fds: Mapping[str, int]) -> int:
+    """Serve until the driver lets go; return the exit code."""
+    return serve(NodeGatewayProcess, payload, fds["link"])
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One node.
+
+    Attributes:
+        answered_at: When its last beat that was answered had come, or its greeting.
+        route: ZeroMQ's name for its connection; None before its greeting.
+    """
+
+    number: int
+    answered_at: float
+    route: bytes | None = None
+    is_closed: bool = False
+    is_silenced: bool = False
+    has_strayed: bool = False  # sent what is no message
+
+    @property
+    def name(self) -> str:
+        return f"node {self.number}"
+
+    @property
+    def is_connected(self) -> bool:
+        return self.route is not None and not self.is_closed
+
+
+class NodeGatewayProcess(GatewayProcess):
+    """See the module."""
+
+    def __init__(self, options: Zmq, link: socket.socket) -> None:
+        self._nodes: dict[str, _Node] = {}  # by name
+        self._heard: dict[int, float] = {}  # nodes whose beats the driver has not been told of
+        self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
+        # Who was refused and may yet be admitted, by key: when that is told, from where, and why.
+        self._strangers: dict[bytes, tuple[float, str, str]] = {}
+        super().__init__(options, link)
+
+    # --- what every gateway does, and more for nodes ----------------------------------------
+
+    def _next(self, due: float) -> float:
+        told = [at for at, _, _ in self._strangers.values()]
+        asked = [at for at, _ in self._asked]
+        return super()._next(min([due, *told, *asked]))
+
+    def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
+        match order:
+            case {"ask": number}:
+                self._asked.append((now + _SETTLE, number))
+            case {"admit": number, "key": key}:
+                node = _Node(number, now)
+                self._nodes[node.name] = node
+                self._authenticator.admit_key(key.encode(), node.name.encode())
+                self._strangers.pop(z85.decode(key.encode()), None)
+            case {"silence": number, "why": why}:
+                if (known := self._nodes.get(f"node {number}")) is not None:
+                    known.is_silenced = True
+                    self._authenticator.dismiss(known.name.encode())
+                    self._send(known, Fenced(why=why))
+                    now = known.answered_at
+                self._tell({"silenced": number, "last": now})
+            case {"forget": number}:
+                self._nodes.pop(f"node {number}", None)
+                self._authenticator.dismiss(f"node {number}".encode())
+            case {"to": number, "sizes": sizes}:
+                parts = _cut(fds, sizes)
+                if (known := self._nodes.get(f"node {number}")) is not None:
+                    self._send_parts(known, parts)
+            case _:
+                super()._obey(order, fds, now)
+
+    def _tell(self, head: dict[str, Any], raw: bytes = b"") -> None:
+        heard, self._heard = self._heard, {}
+        super()._tell({**head, "heard": heard}, raw)
+
+    def _go_on(self, now: float) -> None:
+        super()._go_on(now)
+        for key, (due, address, why) in list(self._strangers.items()):
+            if now >= due:
+                del self._strangers[key]
+                super()._refuse(address, why, key)
+        while self._asked and now >= self._asked[0][0]:
+            self._tell({"now": time.monotonic(), "ask": self._asked.popleft()[1]})
+        if self._heard and not self._backlog:
+            self._tell({})
+
+    def _refuse(self, address: str, why: str, key: bytes = b"") -> None:
+        """Tell of a refusal; with a *key* later, for that may be a node's which is yet to come."""
+        if not key:
+            super()._refuse(address, why)
+            return
+        self._strangers = dict(list(self._strangers.items())[-_STRANGERS:])
+        self._strangers.setdefault(key, (time.monotonic() + _KEY, address, why))
+
+    def _look_who_is_there(self, now: float) -> None:
+        super()._look_who_is_there(now)
+        for node in list(self._nodes.values()):
+            if not node.is_silenced:  # which is gone in any case
+                self._send(node, Answer(number=0))
+
+    def _inside(self) -> int:
+        return super()._inside() + sum(node.is_connected for node in self._nodes.values())
+
+    def _hear_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:
+        node = self._nodes.get(name)
+        if node is None:
+            return name.startswith("node ")  # it was forgotten
+        try:
+            self._hear_node(node, route, [frame.bytes for frame in frames])
+        except MalformedMessage as error:
+            if not node.has_strayed:
+                node.has_strayed = True
+                self._tell({"stray": node.number, "why": f"no message of a node: {error}"})
+        return True
+
+    # --- the nodes --------------------------------------------------------------------------
+
+    def _hear_node(self, node: _Node, route: bytes, parts: Sequence[bytes]) -> None:
+        if sum(map(len, parts)) > LARGEST:
+            raise MalformedMessage(f"it has more than {LARGEST} bytes")
+        message, now = decode(parts), time.monotonic()
+        match message:
+            case Greeting() if node.route is None and not node.is_silenced:
+                node.route, node.answered_at = route, now  # its lease runs from its greeting
+                # A second process that has the key is turned away from here on.
+                self._authenticator.dismiss(node.name.encode())
+                self._tell({"from": node.number, "at": now}, parts[0])
+            case Greeting() if route == node.route:
+                self._tell({"stray": node.number, "why": "it has greeted twice"})
+            case _ if route != node.route:
+                why = "another process has greeted with this key" if node.route else "it is refused"
+                refusal = encode(Fenced(why=why))
+                with contextlib.suppress(zmq.ZMQError):
+                    self._router.send_multipart([route, *refusal], zmq.NOBLOCK)
+                self._refuse("", why)
+            case Beat(number=number):
+                if not node.is_silenced:
+                    node.answered_at = now
+                    self._heard[node.number] = now
+                    self._send(node, Answer(number=number))
+            case Started() | NotStarted() | Output() | Ended() | StackText() | Stopped() | Swept():
+                self._tell({"from": node.number, "at": now}, parts[0])
+            case _:
+                raise MalformedMessage(f"{type(message).__name__} is not a node's to send")
+
+    def _send(self, node: _Node, message: Message) -> None:
+        self._send_parts(node, encode(message))
+
+    def _send_parts(self, node: _Node, parts: Sequence[bytes]) -> None:
+        if node.route is None or node.is_closed:
+            return
+        try:
+            self._router.send_multipart([node.route, *parts], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            node.is_closed = True
+            self._listen(time.monotonic(), everything=True)  # what it sent before comes first
+            self._tell({"closed": node.number, "at": time.monotonic()})
+
+
+def _cut(fds: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+    """Return the parts of those *sizes* in the file that came with an order, which is closed."""
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)  # the driver has written it through the same open file
+        return [file.read(size) for size in sizes]

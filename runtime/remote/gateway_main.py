@@ -1,0 +1,535 @@
+"""The driver's side of all links of one group: a process between the driver and ranks elsewhere.
+
+- To the driver each rank is a worker behind a pair of sockets, as if it were next door.
+- Whoever connects has proved a key that was given to one relay of one machine, once. A rank is
+  behind the first relay of its machine that names it.
+- A relay that is silent for too long is lost with its ranks, and told so; the driver hears of each
+  rank once everything that it had sent has been passed on.
+- After a pause of this process what has arrived is read before anybody is judged. It ends when the
+  driver lets go or dies, and leaves nothing.
+
+Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver, where a fork of
+the user's would copy them and a busy thread would keep signs of life waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import pickle
+import secrets
+import signal
+import socket
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from phalanx.runtime.linux import descriptor_limit
+from phalanx.runtime.linux.descriptors import receive_with_fds
+from phalanx.runtime.wire.progress_page import register_worker
+
+from .authenticator import Authenticator
+from .in_flight_query import InFlightQuery
+from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies
+from .poller import IN, OUT, Poller
+from .remote_rank import RemoteRank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .options import Zmq
+
+ORDER = 128 * 1024
+"""Bytes that an order of the driver's has at most; what is larger comes in a file."""
+
+_MOST_FDS = 16
+_AT_ONCE = 64  # messages read before the other descriptors get their turn
+_LOOKS = 5  # after a connection was closed
+_SOON = 0.02  # seconds between those
+_PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
+_CONNECT = 60.0  # seconds for a rank's side to connect: its process has to start first
+_HANDSHAKE = 1.0  # seconds for one; a rank whose side takes longer connects again
+_BACKLOG = 1024  # connections that wait to be accepted: a rank's side waits behind strangers
+_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_NOISE = "it does not speak as one of this group does"
+_LOST = 64  # relays without ranks that were lost and would be told to end; arbitrary
+_LAST_WORDS = 100  # milliseconds for what has been said on the way out
+
+
+def main(payload: bytes, fds: Mapping[str, int]) -> int:
+    """Serve until the driver lets go; return the exit code."""
+    return serve(GatewayProcess, payload, fds["link"])
+
+
+def serve(kind: type[GatewayProcess], payload: bytes, link: int) -> int:
+    """Run a gateway of that *kind*; the arguments are those of `Gateway`'s process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # calls in flight end first; the driver lets go
+    options = pickle.loads(payload)
+    register_worker()
+    # Strangers that never finish their handshake hold descriptors until they are turned away, and
+    # ZeroMQ accepts as many as there are. So some are kept for what the driver hands over: without
+    # them no rank could be started, and the group would use its restarts up.
+    descriptor_limit.raise_limit()
+    descriptor_limit.keep_back()
+    gateway = kind(options, socket.socket(fileno=link))
+    try:
+        gateway.run()
+    finally:
+        gateway.close()
+    return 0
+
+
+@dataclass(slots=True, eq=False)
+class _Relay:
+    """The process beside ranks on one machine.
+
+    Attributes:
+        number: Its own, among all of the group.
+        where: Its machine, as the driver counts them.
+        route: The name under which ZeroMQ finds its connection; a secret of both sides.
+    """
+
+    number: int
+    where: int
+    route: bytes
+    link: Link
+    ranks: set[RemoteRank] = field(default_factory=set[RemoteRank])
+    is_connected: bool = False
+    is_lost: bool = False
+    bodies: SharedBodies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = SharedBodies(self.link)
+
+    @property
+    def name(self) -> str:
+        return f"relay {self.number}"
+
+    @property
+    def is_heard(self) -> bool:
+        return self.is_connected and not self.is_lost
+
+
+class GatewayProcess:
+    """The gateway of one group. See the module."""
+
+    def __init__(self, options: Zmq, link: socket.socket) -> None:
+        self._options = options
+        self._link = link
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = Authenticator(self._context)  # before anybody can knock
+        self._router = self._context.socket(zmq.ROUTER)
+        public, secret = zmq.curve_keypair()
+        for option, value in (
+            (zmq.LINGER, _LAST_WORDS),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.SNDHWM, 0),  # what is under way is bounded by the windows of the lines
+            (zmq.RCVHWM, 0),
+            (zmq.MAXMSGSIZE, LARGEST),
+            (zmq.HANDSHAKE_IVL, int(min(options.lost_after, _HANDSHAKE) * 1000)),
+            (zmq.BACKLOG, _BACKLOG),
+            (zmq.CURVE_SERVER, 1),
+            (zmq.CURVE_PUBLICKEY, public),
+            (zmq.CURVE_SECRETKEY, secret),
+            (zmq.ZAP_DOMAIN, b"phalanx"),
+            (zmq.IPV6, 1 if "[" in options.bind else 0),
+        ):
+            self._router.setsockopt(option, value)
+        self._monitor = self._router.get_monitor_socket(_HANDSHAKES | zmq.EVENT_DISCONNECTED)
+        self._ranks: dict[int, RemoteRank] = {}
+        self._relays: dict[bytes, _Relay] = {}  # by route
+        self._query: InFlightQuery | None = None
+        self._queries = 0
+        self._backlog: deque[bytes] = deque()  # for the driver, which may be stopped
+        self._strange: Counter[str] = Counter()
+        self._gone: set[_Relay] = set()  # whose connection has been closed
+        self._looks = 0  # how often to look whose that is
+        self._closed = 0  # connections that were closed, without those that were refused
+        self._done = False
+        self._link_fd = self._link.fileno()
+        self._poller = Poller()
+        for each in (self._authenticator.socket, self._monitor, self._router):
+            self._poller.want(each, IN)
+        self._tell({"ready": self._bind(), "key": public.decode()})
+
+    def run(self) -> None:
+        """Pass on what comes, until the driver lets go."""
+        beat = self._options.heartbeat
+        due = time.monotonic() + beat
+        while not self._done:
+            self._poller.want(self._link_fd, IN | (OUT if self._backlog else 0))
+            ready = self._wait(due)
+            now = time.monotonic()
+            if now > due + _PAUSE:
+                for relay in self._relays.values():
+                    relay.link.heard_at = now  # it was we who were away
+            self._hear(ready, now)
+            if now >= due:
+                due = now + beat
+                self._look(now)
+            self._go_on(now)
+            self._flush()
+
+    def close(self) -> None:
+        """Let everybody go."""
+        now = time.monotonic()
+        for rank in self._ranks.values():
+            with contextlib.suppress(zmq.ZMQError):
+                self._say_bye(rank, now)
+            rank.close()
+        self._router.disable_monitor()
+        self._monitor.close()
+        self._router.close()
+        self._authenticator.close()
+        self._context.term()
+
+    # --- waiting ------------------------------------------------------------------------
+
+    def _wait(self, due: float) -> Mapping[Any, int]:
+        poller = self._poller
+        for rank in self._ranks.values():
+            for port in (rank.data, rank.control):
+                wanted = 0 if port.ended else IN | (OUT if port.is_backed_up else 0)
+                poller.want(port.fd, wanted)
+        return poller.until(self._next(due))
+
+    def _next(self, due: float) -> float:
+        """Return when something is to be done, at *due* at the latest."""
+        if self._query is not None:
+            due = min(due, self._query.until)
+        return min(due, time.monotonic() + _SOON) if self._looks else due
+
+    def _hear(self, ready: Mapping[Any, int], now: float) -> None:
+        if ready.get(self._link_fd, 0) & ~OUT:
+            self._take_orders(now)
+        if self._authenticator.socket in ready:
+            self._authenticator.answer(self._refuse)
+        if self._monitor in ready:
+            self._watch()
+        if self._router in ready:
+            self._listen(now)
+        for rank in list(self._ranks.values()):
+            events = ready.get(rank.data.fd, 0) | ready.get(rank.control.fd, 0)
+            if events & OUT:
+                rank.flush()
+            if events & ~OUT:
+                rank.read()
+
+    def _go_on(self, now: float) -> None:
+        """Do what can be done now, after whatever has happened."""
+        if self._looks:
+            self._look_who_is_there(now)
+        while self._gone:
+            self._listen(now, everything=True)  # what they sent before comes first
+            self._lose_relay(self._gone.pop(), "the connection was closed", now)
+        if self._query is not None and self._query.is_over(now):
+            self._query = None
+        for rank in list(self._ranks.values()):
+            if rank.is_let_go:
+                self._let_go(rank, now)
+            elif rank.ended and self._query is None:
+                rank.release()
+        frozen = any(rank.ended and rank.seated for rank in self._ranks.values())
+        live = [rank for rank in self._ranks.values() if not rank.ended and rank.connected]
+        for rank in live:
+            rank.hand_over(frozen=frozen)
+        for relay in self._relays.values():
+            if relay.is_heard:
+                relay.bodies.pump(now)
+        for rank in live:
+            rank.line.pump(now)
+
+    # --- the driver ---------------------------------------------------------------------
+
+    def _take_orders(self, now: float) -> None:
+        """Obey all orders of the driver that are there."""
+        with descriptor_limit.all_available():
+            while not self._done:
+                data, fds = b"", list[int]()
+                try:
+                    data, fds = receive_with_fds(self._link, ORDER, _MOST_FDS, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                except ConnectionResetError:  # it has gone without reading all
+                    pass
+                if data:
+                    self._obey(json.loads(data), fds, now)
+                else:
+                    self._done = True
+
+    def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
+        """Do what the driver has ordered; *fds* came with it."""
+        match order:
+            case {"ping": number}:
+                self._tell({"pong": number})
+            case {"invite": number, "where": where, "secret": secret, "route": route}:
+                self._invite(number, where, bytes.fromhex(route), bytes.fromhex(secret), now)
+            case {"rank": number, "where": where, "fds": names}:
+                self._make_room(number, where, names, fds, now)
+            case _:
+                pass
+
+    def _invite(self, number: int, where: int, route: bytes, secret: bytes, now: float) -> None:
+        def post(parts: Sequence[bytes | memoryview]) -> None:
+            self._post(relay, parts)
+
+        relay = _Relay(number, where, route, Link(post, now))
+        left = [each for each in self._relays.values() if each.is_lost and not each.ranks]
+        for each in left[:-_LOST]:
+            del self._relays[each.route]
+        self._relays[route] = relay
+        self._authenticator.admit(secret, relay.name.encode())
+
+    def _make_room(
+        self, number: int, where: int, names: Sequence[str], fds: Sequence[int], now: float
+    ) -> None:
+        if len(fds) != len(names):
+            # No descriptor was free for the others: the driver sees its own ends end.
+            for fd in fds:
+                os.close(fd)
+            return
+        named = dict(zip(names, fds, strict=True))
+        self._ranks[number] = RemoteRank(number, where, named, now)
+
+    def _tell(self, head: dict[str, Any], raw: bytes = b"") -> None:
+        """Tell the driver: *head* as JSON, and the line *raw* as it is."""
+        self._backlog.append(json.dumps(head).encode() + b"\n" + raw)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):  # full, or the driver has gone: it lets go
+            while self._backlog:
+                self._link.send(self._backlog[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._backlog.popleft()
+
+    # --- the ranks ----------------------------------------------------------------------
+
+    def _post(self, relay: _Relay, parts: Sequence[bytes | memoryview]) -> None:
+        try:
+            self._router.send_multipart([relay.route, *parts], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            if not relay.is_lost:
+                self._gone.add(relay)
+
+    def _listen(self, now: float, *, everything: bool = False) -> None:
+        for _ in itertools.count() if everything else range(_AT_ONCE):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            route, *parts = frames
+            name = _name_of(parts)
+            relay = self._relays.get(route.bytes)
+            if relay is None or name != relay.name:
+                if not self._hear_other(name, route.bytes, parts):
+                    self._strange_message()
+            elif relay.is_lost:
+                relay.link.say(Say.BYE, BODIES, now=now)  # it is to end, for its ranks are lost
+            else:
+                self._hear_relay(relay, [frame.buffer for frame in parts], now)
+
+    def _hear_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:  # noqa: ARG002  # for subclasses
+        """Take what the one of that *name*, who is no relay, has sent; False if it is strange."""
+        return False
+
+    def _hear_relay(self, relay: _Relay, parts: Sequence[memoryview], now: float) -> None:
+        number = relay.link.hear(parts, now)
+        if number == BODIES:
+            self._take(relay.bodies.line, parts)  # word of what was taken, or a sign of life
+            return
+        if number not in self._ranks:
+            self._take_orders(now)  # the driver made room for it before its relay could name it
+        rank = self._ranks.get(number)
+        if rank is None:
+            relay.link.say(Say.BYE, number, now=now)  # the driver has let it go
+            return
+        is_new = rank.where == relay.where and not rank.connected
+        if rank not in relay.ranks and not is_new:
+            self._strange_message()
+        elif not rank.ended:
+            what = self._take(rank.line, parts)
+            match what:
+                case Delivery() if not is_new:
+                    rank.deliver(what)
+                case (Say.OPEN, _, _) if is_new:
+                    self._seat(rank, relay, now)
+                case (said, told, call) if not is_new:
+                    self._said(rank, said, told, call, now)
+                case _:
+                    pass
+
+    def _take(
+        self, line: Line, parts: Sequence[memoryview]
+    ) -> Delivery | tuple[Say, int, int] | None:
+        malformed = line.malformed
+        what = line.take(parts)
+        if line.malformed != malformed:
+            self._strange_message()
+        return what
+
+    def _seat(self, rank: RemoteRank, relay: _Relay, now: float) -> None:
+        """Note that *rank* is behind *relay*."""
+        rank.connect(relay.link, relay.bodies)
+        relay.ranks.add(rank)
+        if not relay.is_connected:
+            relay.is_connected = True
+            # Once: a second connection could not know what was lost with the first.
+            self._authenticator.dismiss(relay.name.encode())
+            self._tell({"up": relay.number, "where": relay.where})
+        relay.link.say(Say.BEAT, BODIES, now=now)
+
+    def _said(self, rank: RemoteRank, what: Say, number: int, call: int, now: float) -> None:
+        match what:
+            case Say.TOLD:
+                if self._query is not None:
+                    self._query.told(rank, number, call)
+            case Say.END:
+                rank.end(call)
+                self._begin_query(rank, now)
+            case _:
+                pass
+
+    def _look(self, now: float) -> None:
+        """Send signs of life, and see who has sent none."""
+        options = self._options
+        for rank in self._ranks.values():
+            rank.trim_if_idle(now)
+            if not rank.ended and not rank.connected and now - rank.made_at > _CONNECT:
+                self._lose(rank, f"the rank's side did not connect within {_CONNECT:g} s", now)
+        for relay in self._relays.values():
+            if not relay.is_heard:
+                continue
+            relay.bodies.look()
+            silence = now - relay.link.heard_at
+            if silence > options.lost_after:
+                limit = f"lost_after={options.lost_after:g} s"
+                why = f"nothing was heard of it for {silence:.1f} s, {limit}"
+                self._lose_relay(relay, why, now)
+            elif now - relay.link.spoke_at >= options.heartbeat / 2:
+                relay.link.beat(now)
+
+    def _look_who_is_there(self, now: float) -> None:
+        """Find out whose connection has been closed, for ZeroMQ does not say, and not at once."""
+        self._looks -= 1
+        if not self._looks:
+            self._look_for_strangers()
+        for relay in self._relays.values():
+            if relay.is_heard:
+                relay.link.beat(now)
+
+    def _look_for_strangers(self) -> None:
+        """Tell of connections that were closed and had never been let in: ZeroMQ does not."""
+        strangers = self._closed - (self._authenticator.let_in - self._inside())
+        if strangers > self._strange[_NOISE]:
+            self._refuse("", _NOISE)
+            self._strange[_NOISE] = strangers
+
+    def _inside(self) -> int:
+        """Return how many are connected that were let in."""
+        return sum(relay.is_heard for relay in self._relays.values())
+
+    def _lose_relay(self, relay: _Relay, why: str, now: float) -> None:
+        if relay.is_lost:
+            return
+        relay.is_lost = True
+        self._tell({"down": relay.number, "where": relay.where})
+        relay.link.say(Say.BYE, BODIES, now=now)
+        for rank in list(relay.ranks):
+            self._lose(rank, why, now)
+        relay.bodies.line.close()
+
+    def _lose(self, rank: RemoteRank, why: str, now: float) -> None:
+        if not rank.ended:
+            rank.end(None, why)
+            self._begin_query(rank, now)
+
+    def _begin_query(self, ended: RemoteRank, now: float) -> None:
+        if self._query is not None:
+            self._query.lost(ended)
+        if ended.seated:
+            self._queries += 1
+            self._query = InFlightQuery(self._queries, ended, self._ranks.values(), now)
+
+    def _let_go(self, rank: RemoteRank, now: float) -> None:
+        """The driver is done with *rank*."""
+        self._poller.want(rank.data.fd, 0)
+        self._poller.want(rank.control.fd, 0)
+        del self._ranks[rank.number]
+        for relay in self._relays.values():
+            relay.ranks.discard(rank)
+        if self._query is not None:
+            self._query.lost(rank)
+            if self._query.ended is rank:
+                self._query = None
+                left = (each for each in self._ranks.values() if each.ended and not each.released)
+                for each in list(left)[:1]:
+                    self._begin_query(each, now)
+        self._say_bye(rank, now)
+        rank.close()
+
+    def _say_bye(self, rank: RemoteRank, now: float) -> None:
+        rank.ended = True
+        if rank.connected:
+            rank.line.say(Say.BYE, now=now)
+
+    # --- strangers ----------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._looks = _LOOKS
+                self._closed += 1
+                continue
+            self._closed -= 1  # it is told of as closed, too
+            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the authenticator has told
+                self._refuse("", _NOISE)
+
+    def _refuse(self, address: str, why: str, key: bytes = b"") -> None:  # noqa: ARG002  # for subclasses
+        """Tell of a stranger, once for each reason."""
+        self._strange[why] += 1
+        if self._strange[why] == 1:
+            self._tell({"refused": why, "address": address})
+
+    def _strange_message(self) -> None:
+        self._strange["message"] += 1
+        if self._strange["message"] == 1:
+            self._tell({"malformed": 1})
+
+    # --- where to listen ----------------------------------------------------------------
+
+    def _bind(self) -> str:
+        options = self._options
+        if not options.ipc:
+            try:
+                self._router.bind(options.listens_on)
+            except zmq.ZMQError as error:
+                self._tell({"failed": f"cannot listen on {options.listens_on}: {error}"})
+                self._flush()
+                raise SystemExit(1) from error
+            return options.advertise or self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        # An abstract name: it goes with the process. CURVE says who is at the other end.
+        endpoint = f"ipc://@phalanx-link-{os.getpid()}-{secrets.token_hex(8)}"
+        self._router.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+        self._router.bind(endpoint)
+        return endpoint
+
+
+def _name_of(frames: Sequence[zmq.Frame]) -> str:
+    """Return the name under which the sender's key was admitted; empty if there is none."""
+    try:
+        return str(frames[-1].get("User-Id")) if frames else ""
+    except zmq.ZMQError:
+        return ""
