@@ -486,8 +486,8 @@ def spec_of(
     start = group_of("launch", Launch, launch, short="method")
     if start.method == "inline" and size != 1:
         raise SpecError("world_size", size, 'launch="inline" has one rank')
-    if name is not None and (not isinstance(name, str) or not name or not name.isprintable()):
-        raise SpecError("name", name, "give a text of printable characters, at least one")
+    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+        raise SpecError("name", name, "give a text that is not empty")
     for field_name in ("rank_env", "rank_kwargs"):
         if each := getattr(start, field_name):
             check_per_rank(f"launch.{field_name}", each, size)
