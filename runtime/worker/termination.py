@@ -114,6 +114,7 @@ def is_in_process_group() -> bool:
 
 
 _MOMENT: Final = 1.0  # seconds for a driver that also got SIGTERM to say so
+_AGAIN: Final = 0.1  # seconds until a signal that has had no effect is sent again
 
 
 class Terminated(BaseException):
@@ -157,7 +158,7 @@ class Termination:
         if kind == Kind.DRAINING:
             self._drains = True
         elif kind == Kind.TERMINATE:
-            self._raise_now()
+            _thread.start_new_thread(self._raise_now, ())
         else:
             self._listens = False
         self._heard.set()
@@ -198,8 +199,11 @@ class Termination:
         self._is_due = True
         main = threading.main_thread().ident
         assert main is not None
-        if signal.getsignal(signal.SIGTERM) == self._on_signal:  # one of the user's has had it
+        # One that comes just before the main thread sleeps is noticed when it wakes: so once more.
+        # The handler goes when it has had effect; one of the user's has had the first.
+        while signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.pthread_kill(main, signal.SIGTERM)
+            time.sleep(_AGAIN)
 
 
 def ignore_signals() -> None:
