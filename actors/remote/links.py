@@ -76,14 +76,14 @@ class Remote:
         else:
             self._links.later(self._worker, self._tell_gone)
 
-    def relay_gone(self, why: str, *, by_itself: bool) -> None:
-        """Report that the process beside its worker has ended, unless the link says more of it."""
+    def relay_gone(self, number: int, why: str, *, by_itself: bool) -> None:
+        """Report that a relay has ended, if it is this worker's, unless the link says more."""
 
         def tell() -> None:
             if not self._ended and not self._gone:
                 self._lose(why)
 
-        if self._gone_told:
+        if self._gone_told or self._seat is None or self._seat.relay != number:
             return
         if by_itself:
             self._lose(why)  # the driver's side may be one that no longer says anything
@@ -198,11 +198,11 @@ class Links:
         if self._gateway is not None:
             self._gateway.close()
 
-    def _relay_gone(self, why: str, by_itself: bool) -> None:  # a callback's
+    def _relay_gone(self, number: int, why: str, by_itself: bool) -> None:  # a callback's
         with self._beside_lock:
             beside = list(self._beside)
         for remote in beside:
-            remote.relay_gone(why, by_itself=by_itself)
+            remote.relay_gone(number, why, by_itself=by_itself)
 
 
 class NodeLinks(Links):

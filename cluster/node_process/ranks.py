@@ -17,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from phalanx.cluster.link.messages import Ended, NotStarted, StackText, Started, Stopped, Swept
@@ -183,12 +184,9 @@ class Ranks:
         try:
             leases = self._devices.lease(order.ranks, deadline, is_wanted)
             self._equip(order, equipped, deadline, is_wanted)
-            by_key = {each.key: each for each in equipped}
             specs = [
-                self._spec(
-                    rank, order, leases.get(rank.rank), by_key.get((rank.rank, rank.incarnation))
-                )
-                for rank in order.ranks
+                self._spec(rank, order, leases.get(rank.rank), known)
+                for rank, known in zip_longest(order.ranks, equipped)
             ]
             processes = self._launcher.launch(
                 *specs, on_exit=on_exit, deadline=deadline, is_wanted=is_wanted

@@ -58,7 +58,7 @@ def listen(host: Any, port: Any) -> socket.socket:
             why = os.strerror(error.errno or 0).lower()
             msg = f"port {port} of {host} cannot be had ({why}): name another, or 0 for a free one"
             raise RuntimeFault(msg) from error
-        # What asyncio and socket add to the system's words is said here already.
+        # What the socket module adds to the system's words is said here already.
         why = str(error.strerror).partition(" (while attempting")[0]
         remedy = f"this machine has no such address ({why}); give 127.0.0.1 or 0.0.0.0"
         raise SpecError("host", host, remedy) from error

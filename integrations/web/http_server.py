@@ -61,7 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page)
             case "/state.json":
                 self._answer(HTTPStatus.OK, _JSON, self._served.view.next(0, 0.0)[1])
-            case "/events" if self.command == "GET":
+            case "/events" if self.command == "HEAD":
+                self._answer(HTTPStatus.OK, "text/event-stream", "")
+            case "/events":
                 self._stream()
             case _:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", "/, /events and /state.json\n")

@@ -70,10 +70,14 @@ class Invitation:
 
 
 class Seat:
-    """The ends of one incarnation beside a relay. Close it once its worker has them."""
+    """The ends of one incarnation beside a relay. Close it once its worker has them.
 
-    def __init__(self, number: int, arena: Arena, epoch: int) -> None:
-        self.number = number
+    Attributes:
+        relay: Which process it is beside, counted from 1.
+    """
+
+    def __init__(self, relay: int, arena: Arena, epoch: int) -> None:
+        self.relay = relay
         with ExitStack() as made:
             self._channel = SocketChannel.create(arena, epoch)
             made.callback(self._channel.close)
@@ -104,15 +108,15 @@ class WorkerRelay:
 
     Args:
         name: In titles, errors and events.
-        on_exit: Called on the event loop's thread when it has ended unasked, with the reason, and
-            whether it ended by itself because of its link.
+        on_exit: Called on the event loop's thread when a process has ended unasked, with its
+            number (see `Seat`), the reason, and whether it ended by itself because of its link.
     """
 
     def __init__(
         self,
         launcher: Launcher,
         name: str,
-        on_exit: Callable[[str, bool], None] = lambda _why, _by_itself: None,
+        on_exit: Callable[[int, str, bool], None] = lambda _number, _why, _by_itself: None,
     ) -> None:
         self._launcher = launcher
         self._name = name
@@ -120,6 +124,9 @@ class WorkerRelay:
         self._lock = threading.Lock()
         self._arena: Arena | None = None
         self._invitation: Invitation | None = None
+        self._started = 0
+        # By pid: which process it is, and its invitation. An exit may be told after the next start.
+        self._lives: dict[int, tuple[int, Invitation]] = {}
         self._deadline = 0.0
         self._is_wanted: Callable[[], bool] = lambda: True
         self._helper = Helper(launcher.loop, name, self._spawn, on_exit=self._exited)
@@ -152,6 +159,7 @@ class WorkerRelay:
             known = self._invitation
             is_known = known and known.number in (invitation.number, invitation.known)
             if not is_known or self._helper.is_stopped:
+                self._lives.pop(self._helper.pid or 0, None)
                 self._helper.end(time.monotonic() + _CLOSE)
             if self._helper.pid is None:
                 self._start(invitation, deadline, is_wanted)
@@ -159,7 +167,7 @@ class WorkerRelay:
             with ExitStack() as made:
                 found: list[Seat] = []
                 for number, epoch in seats:
-                    seat = Seat(number, self._arena, epoch)
+                    seat = Seat(self._started, self._arena, epoch)
                     made.callback(seat.close)
                     fds = seat.relay_fds()
                     order = json.dumps({"seat": number, "fds": list(fds)}).encode()
@@ -181,11 +189,13 @@ class WorkerRelay:
         self._release()
         self._arena = Arena.create()
         self._invitation = invitation
+        self._started += 1
         self._deadline, self._is_wanted = deadline, is_wanted
         self._helper.start()
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         assert self._arena is not None
+        assert self._invitation is not None
         spec = LaunchSpec(
             entry="phalanx.runtime.remote.worker_relay_main:main",
             payload=pickle.dumps(self._invitation),
@@ -194,21 +204,26 @@ class WorkerRelay:
             title=f"phalanx: {self._name}",
             preload=RELAY_PRELOAD,
         )
-        return self._launcher.launch(
+        process = self._launcher.launch(
             spec, on_exit=on_exit, deadline=self._deadline, is_wanted=self._is_wanted
         )[0]
+        self._lives[process.pid] = self._started, self._invitation
+        return process
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
-        known = self._invitation
-        if pid is not None and known is not None:
+        life = None if pid is None else self._lives.pop(pid, None)
+        if life is not None:
+            number, known = life
             why = {
                 UNREACHED: f"the ranks' side did not reach {known.endpoint}",
                 UNHEARD: "the ranks' side heard nothing",
             }.get(reason.code or 0)
             if why is not None:
-                self._on_exit(f"{why} within lost_after={known.lost_after:g} s", True)
+                within = f"{why} within lost_after={known.lost_after:g} s"
+                self._on_exit(number, within, True)
             else:
-                self._on_exit(f"the process at the ranks' end died: {reason}", False)
+                why = f"the process at the ranks' end died: {reason}"
+                self._on_exit(number, why, False)
         return False
 
     def _release(self) -> None:

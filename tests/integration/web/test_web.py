@@ -131,7 +131,7 @@ def test_who_names_another_site_is_told_nothing(name: str) -> None:
         assert page.get("/nothing")[0] == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/state.json", "/nothing"])
+@pytest.mark.parametrize("path", ["/", "/state.json", "/events", "/nothing"])
 def test_who_asks_for_the_head_gets_what_is_before_the_body(name: str, path: str) -> None:
     with page_of(name) as page:
         connection = page.connect()
