@@ -128,4 +128,4 @@ if not typing.TYPE_CHECKING:
         raise AttributeError(msg)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, "__version__"})
