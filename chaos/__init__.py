@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .config import Chaos
     from .history.events import Event
     from .history.history import History
-    from .nemesis.catalog import FAULTS, TARGETS, Fault
+    from .nemesis.catalog import FAULTS, TARGETS, Fault, NodeNetwork
     from .nemesis.schedule import Schedule, ScheduledFault
     from .nemesis.worker_faults import InjectedError
     from .report.html import render_page
@@ -34,6 +34,7 @@ __all__ = [
     "FaultSummary",
     "History",
     "InjectedError",
+    "NodeNetwork",
     "Progress",
     "Schedule",
     "ScheduledFault",

@@ -41,7 +41,7 @@ class Chaos:
         seed: Of the schedule; None draws one, which the result names.
         targets: For faults without one: ``"random"`` (a random rank), the number of a rank,
             ``"group"``, ``"standby"``, ``"zygote"``, ``"guardian"``, ``"store"``, ``"logs"``,
-            ``"driver"``.
+            ``"spare"`` (a node without ranks), ``"driver"``.
         points: Injection points for faults without one; none for any time.
         schedule: The faults themselves, in place of *rate*, *faults*, *targets* and *points*.
         callers: Threads that make calls.
@@ -124,6 +124,10 @@ class Chaos:
             if fault.at >= self.duration:
                 remedy = f"fault {fault.number} comes at {fault.at:g} s, after the end"
                 raise SpecError("duration", self.duration, remedy)
+        cuts = [each.fault for each in self.planned if FAULTS[each.fault].needs == "network"]
+        if cuts and self.hits_driver:
+            remedy = "would outlive a driver that is killed: give faults of the driver another run"
+            raise SpecError("faults", cuts[0], remedy)
         needing = [each.fault for each in self.planned if FAULTS[each.fault].needs == "gpu"]
         if needing:
             with closing(find_gpus()) as inventory:

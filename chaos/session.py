@@ -26,7 +26,7 @@ from .history.events import DriverEnded, DriverStarted, SteadyStateChecked
 from .history.journal import Journal, now, recording
 from .instrumentation.driver_probe import DriverProbe
 from .instrumentation.leaks import RunLeaks, name_files
-from .nemesis.catalog import is_rank
+from .nemesis.catalog import FAULTS, is_rank
 from .nemesis.nemesis import Nemesis, kill_ranks
 from .workload.generator import Callers, make_calls
 
@@ -101,7 +101,8 @@ class Session:
         self._probe = DriverProbe(self.folder, self._journal, self._nemesis, self.number, intensity)
 
     def _look(self) -> None:
-        self._leaks.look(os.getpid())
+        places = (node.place for group in self._probe.groups for node in group.shared.nodes())
+        self._leaks.look(os.getpid(), places)
 
     def run(self) -> None:
         """Run the session to its end.
@@ -173,12 +174,15 @@ class Session:
         executor = built.executor
         if executor is None:
             return  # what a supervisor starts may still be coming
-        if not any(group.spec.name == executor.name for group in self._probe.groups):
+        groups = [each for each in self._probe.groups if each.spec.name == executor.name]
+        if not groups:
             remedy = 'build it in the factory, with processes (not launch="inline")'
             what = f"returned an executor that cannot be observed: {remedy}"
             raise SpecError("target", self.target.name, what)
         size = executor.world_size
         for fault in self.plan.planned:
+            if refusal := FAULTS[fault.fault].refusal_of(groups[0].spec.cluster):
+                raise refusal
             if is_rank(fault.target) and int(fault.target) >= size:
                 remedy = f"there is no such rank: {self.target.name} has {size}, from 0 on"
                 raise SpecError("target", fault.target, remedy)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.chaos.history import events as ev
 
-from .groups import tied
+from .groups import lost_with, tied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -226,7 +226,8 @@ def with_cause(history: History) -> Findings:
                     for each in sent
                     if starts.get(each, math.inf) <= died.at and at <= exits.get(each, math.inf)
                 }
-                taken = tied(history.groups[group], rank, history.groups[group].world_size)
+                built, lost = history.groups[group], lost_with(history, died)
+                taken = set[int]().union(*(tied(built, each, built.world_size) for each in lost))
                 if there.isdisjoint(taken) and not died.decision.startswith(_ALL_RANKS):
                     what = f"{death}, which affected no rank that it was sent to"
         if what:

@@ -52,8 +52,8 @@ RULES: Mapping[str, Callable[[History], Findings]] = {
         *(delivery.sent_again, delivery.nothing_lost),
         *(calls.one_order, calls.one_epoch, calls.in_step, calls.in_time, calls.with_cause),
         *(calls.own_reply, groups.strategy, groups.intensity, groups.death_first),
-        *(groups.deaths_known, groups.fresh_rendezvous, groups.heals, groups.right_answers),
-        groups.nothing_left,
+        *(groups.one_incarnation, groups.deaths_known, groups.fresh_rendezvous, groups.heals),
+        *(groups.right_answers, groups.nothing_left),
     )
 }
 """The rules, by the names of their invariants."""

@@ -5,6 +5,7 @@ Times are compared with a tolerance if two processes took them, or if a window's
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +23,8 @@ _TICKS = 0.02  # seconds by which a process may look older than it is
 _NOTICE = 10.0  # seconds in which a death must be known; it takes milliseconds on an idle machine
 _WARM = 10  # calls in which a worker opens what it needs, and within which counts differ
 _MOST_DESCRIPTORS = 64  # arbitrary; libraries open some when they are first used
+_THAW = 2.0  # seconds in which a node ends that was frozen for longer than its lease
+_NODE = re.compile(r"node \d+ \(.*?\) was lost")  # in the reason of its ranks' deaths
 D = TypeVar("D", bound=ev.Event)
 _FOR_GOOD = ("give up", "stop the group")
 
@@ -122,6 +125,20 @@ def tied(built: ev.GroupBuilt, rank: int, size: int) -> set[int]:
     return set(range(size))
 
 
+def lost_node(reason: str) -> str:
+    """Return what names the node whose loss is the *reason* of a death; empty if none is."""
+    found = _NODE.search(reason)
+    return "" if found is None else found[0]
+
+
+def lost_with(history: History, died: ev.RankDied) -> set[int]:
+    """Return the ranks that were lost with a node, or the one that *died* by itself."""
+    node = lost_node(died.reason)
+    reports = history.every(ev.RankDied) if node else (died,)
+    of_group = (each for each in reports if each.group == died.group)
+    return {e.rank for e in of_group if e.rank is not None and lost_node(e.reason) == node}
+
+
 def intensity(history: History) -> Findings:
     """A group gives up when its intensity is exceeded, and not before."""
     ready = {each.worker for each in history.every(ev.RankReady)}
@@ -141,6 +158,9 @@ def intensity(history: History) -> Findings:
                     if built.survivors == "keep" and not whole and who in ready:
                         continue
                     whole = False
+                    node = lost_node(event.reason)
+                    if counted and node and node == lost_node(counted[-1].reason):
+                        continue  # the loss of a node is one death
                     counted.append(event)
                     recent = _within(counted, event.at, built.period - _EDGE)
                     if not over and len(recent) > built.intensity:
@@ -195,6 +215,34 @@ def death_first(history: History) -> Findings:
             yield text, (before, event, *([] if end is None else [end]))
 
 
+def one_incarnation(history: History) -> Findings:
+    """No two incarnations of a rank on a node run at once, by what they have written themselves.
+
+    One whose node was frozen for longer than its lease is replaced meanwhile, and ends when it is
+    thawed.
+    """
+    latest: dict[tuple[str, int], ev.RankRan] = {}
+    for new in history.every(ev.RankRan):
+        old = latest.setdefault((new.group, new.rank), new)
+        overlap = min(old.at + old.seconds, new.at + new.seconds) - new.at
+        if old is not new and overlap > 0 and not _is_thawed(history, old, new):
+            text = f"rank {new.rank} of {new.group} ran as incarnation {old.incarnation} and as"
+            yield f"{text} {new.incarnation} at once, for {overlap:.2f} s", (old, new)
+        if new.at + new.seconds > old.at + old.seconds:
+            latest[new.group, new.rank] = new
+
+
+def _is_thawed(history: History, old: ev.RankRan, new: ev.RankRan) -> bool:
+    """Whether *new* started while *old* was frozen, and that ended soon after."""
+    return any(
+        each.at <= new.at and old.at + old.seconds <= each.at + (each.seconds or 0.0) + _THAW
+        for each in history.every(ev.FaultInjected)
+        if each.fault == "freeze"
+        and (each.group, each.rank) == (old.group, old.rank)
+        and each.incarnation in (old.incarnation, None)  # None: it was starting
+    )
+
+
 def deaths_known(history: History) -> Findings:
     """Every exit of a rank becomes known, soon, and no live rank is taken for dead."""
     exited = {each.worker: each for each in history.every(ev.RankExited)}
@@ -206,12 +254,15 @@ def deaths_known(history: History) -> Findings:
         if not injected.lethal or injected.rank is None or injected.incarnation is None:
             continue
         end = exited.get((injected.group, injected.rank, injected.incarnation))
-        if end and end.at - injected.at > _NOTICE and not history.is_excused(injected):
+        if end is None or lost_node(end.reason) or history.is_excused(injected):
+            continue  # that it is lost may be known at the end of its lease only
+        if end.at - injected.at > _NOTICE:
             text = f"the exit of rank {injected.rank} of {injected.group} became known only"
             yield f"{text} {end.at - injected.at:.1f} s after it", (injected, end)
     for began in history.every(ev.CallBegan):
         end = exited.get(began.worker)
-        if end is not None and began.at > end.at:
+        # A node that is lost may run until it is fenced: see `one_incarnation`.
+        if end is not None and began.at > end.at and not lost_node(end.reason):
             text = f"rank {began.rank} of {began.group} was taken for dead and ran call"
             yield f"{text} {began.call}", (end, began)
 

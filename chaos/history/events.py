@@ -101,6 +101,8 @@ class FaultInjected(Event):
     pid: int | None = None
     lethal: bool = False  # whether it ends the victim by itself
     note: str = ""
+    node: int | None = None  # the number of the node, if it hits a whole one
+    seconds: float | None = None  # how long it lasts, if it hits a whole node
 
 
 class FaultMissed(Event):
@@ -305,6 +307,13 @@ class WorkerStarted(RankEvent):
     rendezvous: str = ""
     kept: bool = False
     outlived: tuple[int, ...] = ()  # pids of earlier incarnations that still existed
+
+
+class RankRan(RankEvent):
+    """A worker on a node ran for *seconds* at least, as it has written again and again."""
+
+    pid: int
+    seconds: float
 
 
 class CallBegan(RankEvent):

@@ -128,7 +128,8 @@ class ObservedGroup:
 
     def worker_probe(self, rank: int, incarnation: int) -> bytes:
         """Return the probe of a worker, pickled."""
-        return pickle.dumps(ProbedWorker(self.probe.folder, self.name, rank, incarnation))
+        who = self.probe.folder, self.name, rank, incarnation, self.spec.cluster is not None
+        return pickle.dumps(ProbedWorker(*who))
 
     def on_point(self, name: str, **fields: Any) -> None:
         """Record what histories have events of; pass injection points."""

@@ -14,7 +14,7 @@ from phalanx.chaos.nemesis.processes import trees_of
 from phalanx.testing import LeakDetector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 WORKERS = ".pids"
 """Files with a line for each process of a rank: its pid and start time, in ticks."""
@@ -31,10 +31,10 @@ class RunLeaks:
         self._detector = LeakDetector(patience=_PATIENCE, own=own, children=False, devices=devices)
         self._detector.pids = self._pids = {os.getpid()}
 
-    def look(self, driver: int) -> None:
-        """Note the processes and the shared memory of the run with this *driver*."""
+    def look(self, driver: int, places: Iterable[str] = ()) -> None:
+        """Note the processes and the shared memory of the run: of *driver*, and of its nodes."""
         self._pids.add(driver)
-        self._detector.marks |= trees_of(driver)
+        self._detector.marks |= trees_of(driver) | set(filter(None, places))
         self._detector.look()
 
     def left(self) -> list[LeakFound]:

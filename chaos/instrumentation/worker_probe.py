@@ -8,14 +8,16 @@ witness.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.actors import AsyncOutput
-from phalanx.chaos.history.events import CallBegan, CallEnded, WorkerStarted
-from phalanx.chaos.history.journal import Journal, now
+from phalanx.chaos.history.events import CallBegan, CallEnded, RankRan, WorkerStarted
+from phalanx.chaos.history.journal import SUFFIX, Journal, now
 from phalanx.chaos.nemesis.worker_faults import Orders, inject_here
 from phalanx.runtime import is_in_process_group, procfs
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     from phalanx.actors import WorkerContext
     from phalanx.chaos.nemesis.worker_faults import Moment
+
+
+_BEAT = 0.01  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class ProbedWorker(NamedTuple):
     group: str
     rank: int
     incarnation: int
+    is_on_node: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WorkerProbe, tuple(self)
@@ -75,10 +81,11 @@ class WorkerProbe:
         self._worker = ProbedWorker(*worker)
         self._who = self._worker._asdict()
         self._folder: Path = self._who.pop("folder")
+        self._is_on_node: bool = self._who.pop("is_on_node")
         self._orders = Orders(self._folder)
         name = f"{self._worker.group}-{self._worker.rank}".replace("/", "_")
-        own = f"worker-{name}-{self._worker.incarnation}-{os.getpid()}"
-        self._journal = Journal(self._folder, own)
+        self._own = f"{name}-{self._worker.incarnation}-{os.getpid()}"
+        self._journal = Journal(self._folder, f"worker-{self._own}")
         self._pids = f"{name}{WORKERS}"  # of all incarnations of this rank
         self._context: WorkerContext | None = None
         self._turn = 0
@@ -102,6 +109,8 @@ class WorkerProbe:
         if not kept:
             self._note(os.getpid())
             name_files()
+            if self._is_on_node:
+                threading.Thread(target=self._beat, name="chaos-beats", daemon=True).start()
             if self._worker.incarnation > 1:
                 self._obey("start")
 
@@ -109,8 +118,20 @@ class WorkerProbe:
         """Yield the processes of earlier incarnations of this rank that still exist."""
         for pid, ticks in sorted(keys_in(self._folder, self._pids)):
             task = procfs.read(pid)
-            if task is not None and task.ticks == ticks and task.state not in ("Z", "X", "x"):
+            if task is None or task.ticks != ticks or task.is_dead:
+                continue
+            if not self._is_on_node or task.state != "T":  # of a frozen node, which runs nothing
                 yield pid
+
+    def _beat(self) -> None:
+        """Record until the end of this process that it runs."""
+        ran = RankRan(**self._whose(), pid=os.getpid(), seconds=0.0)
+        with (self._folder / f"beats-{self._own}{SUFFIX}").open("wb", buffering=0) as file:
+            while True:
+                with contextlib.suppress(OSError, MemoryError):  # as of the fault `memory`
+                    line = replace(ran, seconds=now() - ran.at).to_json()
+                    os.pwrite(file.fileno(), f"{line:512}\n".encode(), 0)  # over the one before
+                time.sleep(_BEAT)
 
     def _note(self, pid: int) -> None:
         task = procfs.read(pid)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from phalanx.actors import POINTS
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 """The faults that are signals."""
@@ -21,11 +21,29 @@ SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTO
 HELPERS = ("standby", "zygote", "guardian", "store", "logs")
 """The targets that are helper processes of the driver."""
 
-TARGETS = ("random", "group", *HELPERS, "driver")
-"""The targets by name; the number of a rank is a target as well."""
+TARGETS = ("random", "group", *HELPERS, "spare", "driver")
+"""The targets by name; the number of a rank is a target as well.
+
+A fault of a node hits the node of a rank, those of all ranks, or one without ranks (``spare``).
+"""
 
 WORKER_POINTS = ("running", "after_reply")
 """The injection points that only workers pass."""
+
+
+@runtime_checkable
+class NodeNetwork(Protocol):
+    """Options of a cluster that can disturb its network, for the faults `cut` and `delay`."""
+
+    def disturb(self, node: int, inward: float, outward: float) -> Callable[[], object]:
+        """Disturb the network between the driver and a node; return what ends that.
+
+        Args:
+            node: Its number, as in `Status.nodes`.
+            inward: Seconds by which what is sent to the node is delayed; ``math.inf``: it is lost.
+            outward: Likewise for what the node sends.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +52,18 @@ class Fault:
 
     Attributes:
         about: What it does.
-        how: By ``signal`` from outside, within a ``call`` of a worker, in the ``start`` of one.
+        how: By ``signal`` from outside, within a ``call`` of a worker, in the ``start`` of one, to
+            a ``node`` of a cluster.
         targets: What it can be done to, beside one rank.
         points: The injection points that it can have.
         lethal: Whether it ends its victim by itself.
         seconds: How long it lasts by default; 0.0 if it does not last.
-        needs: ``gpu`` or nothing.
+        needs: ``gpu``, ``cluster``, ``network`` (a cluster with a `NodeNetwork`) or nothing.
     """
 
     name: str
     about: str
-    how: Literal["signal", "call", "start"]
+    how: Literal["signal", "call", "start", "node"]
     targets: tuple[str, ...] = ()
     points: tuple[str, ...] = ()
     lethal: bool = False
@@ -66,6 +85,15 @@ class Fault:
             return SpecError("point", point, remedy)
         return None
 
+    def refusal_of(self, cluster: object) -> SpecError | None:
+        """Return why it cannot be injected into a group with these options of a cluster."""
+        if self.needs == "cluster" and cluster is None:
+            return SpecError("faults", self.name, "is done to a node: give a target with cluster=")
+        if self.needs == "network" and not isinstance(cluster, NodeNetwork):
+            remedy = "needs options of cluster= that can disturb the network: see NodeNetwork"
+            return SpecError("faults", self.name, remedy)
+        return None
+
     def points_of(self, target: str | None) -> tuple[str, ...]:
         """Return the injection points that it can have with *target*."""
         if target in HELPERS:
@@ -74,7 +102,7 @@ class Fault:
 
 
 def _signal(name: str, about: str, **more: Any) -> Fault:
-    return Fault(name, about, "signal", TARGETS[1:], POINTS, **more)
+    return Fault(name, about, "signal", ("group", *HELPERS, "driver"), POINTS, **more)
 
 
 def _call(name: str, about: str, points: tuple[str, ...] = WORKER_POINTS, **more: Any) -> Fault:
@@ -83,6 +111,10 @@ def _call(name: str, about: str, points: tuple[str, ...] = WORKER_POINTS, **more
 
 def _gpu(name: str, about: str) -> Fault:
     return Fault(name, about, "call", (), ("running",), needs="gpu")
+
+
+def _node(name: str, about: str, needs: str = "cluster", **more: Any) -> Fault:
+    return Fault(name, about, "node", ("group", "spare"), needs=needs, **more)
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -102,6 +134,13 @@ FAULTS: Mapping[str, Fault] = {
         _call("grandchild", "a process in a session of its own, which is not waited for"),
         _gpu("cuda_error", "a kernel that fails, after which the process cannot use its GPU"),
         _gpu("cuda_oom", "an allocation larger than the memory of the GPU"),
+        _node("node", "SIGKILL of all processes of a node", lethal=True),
+        _node("agent", "SIGKILL of the process that has started a node", lethal=True),
+        _node("freeze", "SIGSTOP of all processes of a node, and SIGCONT later", seconds=2.5),
+        _node("cut", "nothing passes between the driver and a node", "network", seconds=2.5),
+        _node("cut_in", "nothing reaches a node", "network", seconds=2.5),
+        _node("cut_out", "nothing that a node sends arrives", "network", seconds=2.5),
+        _node("delay", "half a second more to a node, and from it", "network", seconds=2.5),
     )
 }
 """Every fault by name."""

@@ -1,7 +1,8 @@
 """The nemesis: injects the faults of a schedule into real processes.
 
-Guarantees: a fault is recorded before it is injected; what was stopped continues, at the end of the
-run at the latest; a fault whose injection point did not come is reported as missed.
+Guarantees: a fault is recorded before it is injected; what was stopped continues, and a network
+that was cut is whole again, at the end of the run at the latest; a fault whose injection point did
+not come is reported as missed.
 
 Workers inject the faults of `worker_faults`, in their next call or start. The process that started
 the driver injects the faults of the driver without an injection point.
@@ -9,16 +10,18 @@ the driver injects the faults of the driver without an injection point.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime import procfs
 from phalanx.supervision import Phase
 
-from .catalog import FAULTS, HELPERS, is_rank
-from .processes import TargetProcess, helpers_of
+from .catalog import FAULTS, HELPERS, NodeNetwork, is_rank
+from .processes import TargetProcess, freeze_node, helpers_of, kill_node, labelled, tasks_of_node
 from .worker_faults import ANY_RANK, Orders, inject_here, is_by_worker, withdraw
 
 if TYPE_CHECKING:
@@ -29,9 +32,17 @@ if TYPE_CHECKING:
     from phalanx.actors import Group as RankGroup
     from phalanx.chaos.history.events import Ranks
     from phalanx.chaos.history.journal import Journal
+    from phalanx.runtime import NodeInfo
 
     from .schedule import ScheduledFault
 
+_SERVING = ("up", "suspect")  # states of a node that may have ranks
+_DELAYS = {  # seconds on the way to a node, and from it
+    "cut": (math.inf, math.inf),
+    "cut_in": (math.inf, 0.0),
+    "cut_out": (0.0, math.inf),
+    "delay": (0.5, 0.5),
+}
 _ALIVE = (Phase.STARTING, Phase.SERVING, Phase.MENDING, Phase.WAITING)
 
 
@@ -66,7 +77,7 @@ class Nemesis:
         self._forced: set[int] = set()  # those for which a restart was forced
         self._orders = Orders(folder)
         self._ordered: list[tuple[ScheduledFault, list[Path]]] = []  # of workers
-        self._stopped: list[TargetProcess] = []
+        self._ends: list[Callable[[], object]] = []  # of what lasts
         self._over = False
 
     # --- the schedule -------------------------------------------------------------------
@@ -82,6 +93,9 @@ class Nemesis:
             self._miss(fault, f"there is no rank {rank} in a group of {size}")
             return
         ranks = tuple(range(size)) if fault.target == "group" else (rank,)
+        if FAULTS[fault.fault].how == "node":
+            self._hit_nodes(fault, group, ranks)
+            return
         with self._lock:
             if is_by_worker(fault):
                 self._order(fault, group, ranks)
@@ -113,9 +127,9 @@ class Nemesis:
                 if all(withdrawn):
                     self._miss(fault, "the run was over before a worker came to it")
             self._ordered = []
-            stopped, self._stopped = self._stopped, []
-        for process in stopped:
-            process.send(signal.SIGCONT)
+            ends, self._ends = self._ends, []
+        for end in ends:
+            end()
 
     def close(self) -> None:
         """Stop, and report what was missed."""
@@ -186,8 +200,34 @@ class Nemesis:
             self._record(fault, group, process)
             if fault.fault == "stop":
                 with self._lock:
-                    self._stopped.append(process)
+                    self._ends.append(partial(process.send, signal.SIGCONT))
             process.inject(fault.fault, fault.seconds)
+
+    def _hit_nodes(self, fault: ScheduledFault, group: Group, ranks: tuple[int, ...]) -> None:
+        nodes = group.shared.nodes()
+        serving = [node for node in nodes if node.state in _SERVING and node.place]
+        found = [node for node in serving if not set(ranks).isdisjoint(node.ranks)]
+        if fault.target == "spare":
+            spares = [node for node in serving if not node.ranks]
+            found = spares[int(fault.draw * len(spares)) :][:1]
+        if not found:
+            self._miss(fault, "there was no such node that served")
+        # One that is about to start has no process there: it may start elsewhere, in good health.
+        infos = [info for info in group.shared.view.ranks if info.pid is not None]
+        incarnations: dict[int | None, int] = {info.rank: info.incarnation for info in infos}
+        for node in found:
+            inject = _prepared(fault, node, group.spec.cluster)
+            if isinstance(inject, str):
+                self._miss(fault, inject)
+                continue
+            self._look()
+            what = {"group": group.name, "node": node.node, "seconds": fault.seconds or None}
+            for rank in node.ranks or (None,):
+                who = {"rank": rank, "incarnation": incarnations.get(rank)}
+                self._journal.write(fault.injected(**who, **what))
+            if (end := inject()) is not None:
+                with self._lock:
+                    self._ends.append(end)
 
     def _helper(self, fault: ScheduledFault, group: Group) -> list[TargetProcess]:
         every = [each for each in helpers_of(os.getpid()) if each.role == fault.target]
@@ -210,12 +250,57 @@ class Nemesis:
         self._journal.write(fault.missed(why))
 
 
+def _prepared(
+    fault: ScheduledFault, node: NodeInfo, cluster: object
+) -> Callable[[], Callable[[], object] | None] | str:
+    """Return what injects *fault* into *node*, and returns what ends it; or why it cannot be."""
+    if refusal := FAULTS[fault.fault].refusal_of(cluster):
+        return refusal.remedy
+    if isinstance(cluster, NodeNetwork) and fault.fault in _DELAYS:
+        return partial(_disturb, cluster, node.node, fault)
+    tasks = tasks_of_node(node.place)
+    starter = procfs.read(tasks[0].parent) if tasks else None
+    if starter is None:
+        return "no process of the node is on this machine"
+    if fault.fault == "node":
+        return partial(kill_node, node.place)
+    if fault.fault == "freeze":
+        return partial(freeze_node, node.place, fault.seconds)
+    if starter.pid in (1, os.getpid()):
+        return "the driver itself has started the node"
+    return partial(TargetProcess(*starter.key).inject, "kill")
+
+
+def _disturb(network: NodeNetwork, node: int, fault: ScheduledFault) -> Callable[[], None]:
+    heal = network.disturb(node, *_DELAYS[fault.fault])
+    is_over = threading.Event()
+
+    def heal_in_time() -> None:
+        is_over.wait(fault.seconds)
+        heal()
+
+    def end() -> None:
+        is_over.set()
+        thread.join()
+
+    thread = threading.Thread(target=heal_in_time, name="chaos-heal", daemon=True)
+    thread.start()
+    return end
+
+
 def process_of(group: Group, rank: int) -> TargetProcess | None:
-    """Return the process of *rank*, if it has one; a child of this process, not yet collected."""
+    """Return the process of *rank*, if it has one: our child, not yet collected, or a node's."""
     for info in group.shared.view.ranks:
         if info.rank == rank and info.pid is not None:
             task = procfs.read(info.pid)
-            if task is not None and task.parent == os.getpid():
+            if task is not None and task.parent != os.getpid():
+                task = None
+            label = f"{group.spec.name}/{rank}#{info.incarnation}"
+            for node in group.shared.nodes():  # the number of the process may be of its namespace
+                if rank in node.ranks and node.place:
+                    started = labelled(tasks_of_node(node.place))
+                    task = next((each for each, _, name in started if name == label), None)
+            if task is not None:
                 return TargetProcess(*task.key, rank=(rank, info.incarnation))
     return None
 

@@ -1,4 +1,4 @@
-"""The processes of a driver, by role, and signals to them.
+"""The processes of a driver, by role, and of its nodes, and signals to them.
 
 Guarantees: a signal never reaches a process that merely has the same number as an earlier one.
 """
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +22,18 @@ from phalanx.runtime import process_tree, procfs
 from .catalog import SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
-
-_CONTINUE = (
-    "import signal, sys, time; time.sleep(float(sys.argv[1])); "
-    "signal.pidfd_send_signal(int(sys.argv[2]), signal.SIGCONT)"
-)
+_CONTINUE = """
+import signal, sys, time
+time.sleep(float(sys.argv[1]))
+for pidfd in map(int, sys.argv[2:]):
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+"""
+_STOP = 5.0  # seconds
 _LABEL = re.compile(r"([^;/]*)/\d+\.([^;]*);*$")  # a tree, and the name of a process in it
 _ROLES = {
     "zygote": re.compile("^zygote$"),
@@ -67,28 +73,32 @@ class TargetProcess:
     def send(self, number: int, seconds: float = 0.0) -> None:
         """Send it signal *number*, unless it has ended."""
         with contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(self.pid)
+            task = procfs.read(self.pid)
+            if task is None or task.ticks != self.ticks or task.is_dead:
+                return
+            if (pidfd := process_tree.open_pidfd(task)) is None:
+                return
             try:
-                task = procfs.read(self.pid)
-                if task is None or task.ticks != self.ticks or task.state in ("Z", "X"):
-                    return
                 if number == signal.SIGSTOP:
-                    # A timer would be lost with this process, which may be *self* or end first.
-                    words = [sys.executable, "-S", "-c", _CONTINUE, str(seconds), str(pidfd)]
-                    child = subprocess.Popen(words, pass_fds=(pidfd,), env={})
-                    reaper = threading.Thread(target=child.wait, name="chaos-continue", daemon=True)
-                    reaper.start()
+                    _continue_after(seconds, pidfd)
                 signal.pidfd_send_signal(pidfd, number)
             finally:
                 os.close(pidfd)
 
 
+def _continue_after(seconds: float, *pidfds: int) -> subprocess.Popen[bytes]:
+    """Have a child continue these; a timer would be lost with this process, which may end first."""
+    words = [sys.executable, "-S", "-c", _CONTINUE, *map(str, (seconds, *pidfds))]
+    child = subprocess.Popen(words, pass_fds=pidfds, env={})
+    threading.Thread(target=child.wait, name="chaos-continue", daemon=True).start()
+    return child
+
+
 def helpers_of(driver: int) -> list[TargetProcess]:
     """Return the helper processes that *driver* has started, by pid."""
     found: list[TargetProcess] = []
-    for task, mark, is_guardian in _children(driver):
-        label = _LABEL.search(mark)
-        name = "" if label is None else label[2]
+    for task, _, name in labelled(_children(driver)):
+        is_guardian = b"guardian" in (procfs.content(f"/proc/{task.pid}/cmdline") or b"")
         roles = ["guardian"] if is_guardian else [r for r in _ROLES if _ROLES[r].search(name)]
         found += [TargetProcess(*task.key, name, role) for role in roles[:1]]
     return sorted(found, key=lambda each: each.pid)
@@ -96,16 +106,62 @@ def helpers_of(driver: int) -> list[TargetProcess]:
 
 def trees_of(driver: int) -> set[str]:
     """Return the marks of the process trees of *driver*."""
-    labels = (_LABEL.search(mark) for _, mark, _ in _children(driver))
-    return {label[1] for label in labels if label is not None}
+    return {tree for _, tree, _ in labelled(_children(driver)) if tree}
 
 
-def _children(driver: int) -> Iterator[tuple[procfs.Task, str, bool]]:
-    """Yield the living children of *driver*, their marks, and whether each is a guardian."""
-    for task in procfs.read_all().values():
-        if task.parent == driver and task.state not in ("Z", "X"):
+def _children(driver: int) -> list[procfs.Task]:
+    return [task for task in procfs.read_all().values() if task.parent == driver]
+
+
+def labelled(tasks: Iterable[procfs.Task]) -> Iterator[tuple[procfs.Task, str, str]]:
+    """Yield those of *tasks* that live, the trees they are of and their names there, if any."""
+    for task in tasks:
+        if not task.is_dead:
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{task.pid}/environ").read_text(errors="replace")
-                command = Path(f"/proc/{task.pid}/cmdline").read_text(errors="replace")
                 _, _, mark = f"\0{environ}".partition(f"\0{process_tree.VARIABLE}=")
-                yield task, mark.partition("\0")[0], "guardian" in command
+                label = _LABEL.search(mark.partition("\0")[0])
+                yield task, "" if label is None else label[1], "" if label is None else label[2]
+
+
+def tasks_of_node(place: str) -> list[procfs.Task]:
+    """Return the living processes of the node at *place* that are on this machine, oldest first."""
+    tasks, _ = process_tree.find(process_tree.TreeTarget(f"{place}/".encode()))
+    return sorted(tasks.values(), key=lambda task: (task.ticks, task.pid))
+
+
+def kill_node(place: str) -> None:
+    """Kill all processes of the node at *place*."""
+    with _stopped(place) as held:
+        for pidfd in held.values():
+            process_tree.send_signal(pidfd, signal.SIGKILL)
+
+
+def freeze_node(place: str, seconds: float) -> Callable[[], None]:
+    """Stop all processes of the node at *place* for *seconds*; return what continues them."""
+    with _stopped(place) as held:
+        sleeper = _continue_after(seconds, *held.values())
+
+    def resume() -> None:
+        for key in held:
+            TargetProcess(*key).send(signal.SIGCONT)
+        sleeper.kill()  # its seconds may reach far beyond the end of the run
+
+    return resume
+
+
+@contextlib.contextmanager
+def _stopped(place: str) -> Generator[dict[tuple[int, int], int]]:
+    """Stop all processes of a node; yield descriptors for them, by key."""
+    held: dict[tuple[int, int], tuple[int, process_tree.Victim]] = {}
+    target = process_tree.TreeTarget(f"{place}/".encode())
+    try:
+        process_tree.stop_all(target, held, time.monotonic() + _STOP)
+        yield {key: pidfd for key, (pidfd, _) in held.items()}
+    except BaseException:
+        for pidfd, _ in held.values():
+            process_tree.send_signal(pidfd, signal.SIGCONT)
+        raise
+    finally:
+        for pidfd, _ in held.values():
+            os.close(pidfd)

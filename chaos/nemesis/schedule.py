@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _SPREAD = 0.5  # how far, as a part of it, a fault's length is drawn from its usual one
+_WIDE = 8.0  # and of a node: as a factor, since `node_timeout`, from which it matters, is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ class Schedule:
             target = pattern.target or chance.choice(pattern.targets_among(targets))
             moments = ["", *(each for each in points if each in fault.points_of(target))]
             point = chance.choice(moments) if pattern.point is None else pattern.point
-            length = fault.seconds * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
+            away = chance.uniform(-1.0, 1.0)
+            length = fault.seconds * (_WIDE**away if fault.how == "node" else 1 + _SPREAD * away)
             faults.append(
                 ScheduledFault(
                     number=len(faults) + 1,

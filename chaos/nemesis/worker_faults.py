@@ -93,7 +93,7 @@ def withdraw(order: Path) -> bool:
 
 def is_by_worker(fault: ScheduledFault) -> bool:
     """Whether a worker injects *fault*."""
-    return FAULTS[fault.fault].how != "signal" or fault.point in WORKER_POINTS
+    return FAULTS[fault.fault].how in ("call", "start") or fault.point in WORKER_POINTS
 
 
 def _moment_of(fault: ScheduledFault) -> Moment:

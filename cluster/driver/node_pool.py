@@ -231,6 +231,7 @@ class NodePool:
                     self._host(node.number),
                     str(node.state),
                     tuple(sorted(r for r, at in self._at.items() if at == node.number)),
+                    "" if (known := self._greetings.get(node.number)) is None else known.place,
                 )
                 for node in owner.nodes.nodes
             )

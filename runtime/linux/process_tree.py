@@ -174,7 +174,7 @@ def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
         held: dict[tuple[int, int], tuple[int, Victim]] = {}  # by key, with the pidfd
         short: OSError | None = None
         try:
-            _stop_all(target, held, deadline, doubts)
+            stop_all(target, held, deadline, doubts)
         except OSError as error:
             if not descriptor_limit.is_shortage(error):
                 raise
@@ -191,13 +191,17 @@ def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
         doubts = 0  # one that was between two programs has become one of them
 
 
-def _stop_all(
+def stop_all(
     target: TreeTarget,
     held: dict[tuple[int, int], tuple[int, Victim]],
     deadline: float,
-    doubts: int,
+    doubts: int = 3,
 ) -> None:
     """Stop and hold processes until no new one is found: then none is left that could fork.
+
+    Args:
+        held: Those that are stopped are added, by key, each with a pidfd that is the caller's.
+        doubts: How often to look again because of a process without an environment.
 
     Raises:
         OSError: there was no descriptor for one of them.

@@ -78,12 +78,14 @@ class NodeInfo:
         state: ``"asked"``, ``"joining"``, ``"up"``, ``"suspect"``, ``"aside"``, ``"lost"`` or
             ``"leaving"``.
         ranks: Those that are on it; none on a spare.
+        place: The mark in the environment of its processes; empty while it has not joined.
     """
 
     node: int
     host: str
     state: str
     ranks: tuple[int, ...]
+    place: str = ""
 
 
 CALL_SECONDS = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)

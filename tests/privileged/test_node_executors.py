@@ -60,7 +60,7 @@ class Site:
     told: list[Any]
 
     def cut(self) -> None:
-        self.nodes.engines[0].mute(0)  # what started the node there would be cut off too
+        self.nodes.engines[0].cut_off(0)  # what started the node there would be cut off too
         ip("link", "set", self.cable, "down")
 
     def heal(self) -> None:

@@ -51,7 +51,7 @@ def test_a_machine_that_is_cut_off_ends_its_ranks_before_they_may_start_elsewher
     cluster.start(0, "pulse", str(tmp_path / "pulse"), ranks=(0,))
     wait_until(lambda: last_pulse(tmp_path / "pulse"))
 
-    cluster.engine.mute(0)  # its starter would be cut off too
+    cluster.engine.cut_off(0)  # its starter would be cut off too
     ip("link", "set", cable, "down")
     cut_at = time.monotonic()
 

@@ -5,17 +5,21 @@ Two node processes beside each other have two places, as on two machines.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from phalanx.cluster.driver.engine import Cluster, EngineEvents
 from phalanx.cluster.driver.options import ClusterOptions
-from phalanx.cluster.link.messages import NodeOrder
+from phalanx.cluster.link.messages import NodeOrder, encode
 from phalanx.cluster.node_process.starter import NodeStarter
 from phalanx.runtime import EventLoop
 from phalanx.supervision import RuntimeFault
@@ -31,6 +35,7 @@ class LocalEngine:
         prefix: What the command line of a node on that machine begins with.
         edit: Changes the orders of nodes.
         ranks_per_node: What it says of its machines.
+        agents: Whether each node is started by a process of its own.
 
     Attributes:
         starters: By node.
@@ -46,8 +51,10 @@ class LocalEngine:
         prefix: Callable[[int], Sequence[str]] = lambda _: (),
         edit: Callable[[NodeOrder], NodeOrder] = lambda order: order,
         ranks_per_node: int = 1,
+        agents: bool = False,
     ) -> None:
         self._loop = loop
+        self._starter: type[NodeStarter | Agent] = Agent if agents else NodeStarter
         self._name = uuid.uuid4()
         self._prefix = prefix
         self._edit = edit
@@ -57,9 +64,10 @@ class LocalEngine:
         self._waiting: list[int] = []
         self._events: dict[int, EngineEvents] = {}
         self._mute: set[int] = set()
+        self._unreachable: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._threads_lock = threading.Lock()
-        self.starters: dict[int, NodeStarter] = {}
+        self.starters: dict[int, Any] = {}
         self.slot_of: dict[int, int] = {}
         self.told: list[tuple[int, str, bool]] = []
 
@@ -81,7 +89,7 @@ class LocalEngine:
             if number not in self._mute:
                 events.gone(number, why, swept=swept)
 
-        starter = self.starters[number] = NodeStarter(
+        starter = self.starters[number] = self._starter(
             self._loop,
             self._edit(order),
             on_key=lambda key: events.started(number, key),
@@ -100,7 +108,7 @@ class LocalEngine:
     def release(self, number: int) -> None:
         def release() -> None:
             starter = self.starters.get(number)
-            if starter is not None:
+            if starter is not None and number not in self._unreachable:
                 with suppress(RuntimeFault):
                     starter.close(time.monotonic() + CLOSE)
             with self._lock:
@@ -119,8 +127,13 @@ class LocalEngine:
         """Tell nothing of that node's end, as if its machine could not be reached."""
         self._mute.add(number)
 
+    def cut_off(self, number: int) -> None:
+        """Do nothing to that node either, before the end."""
+        self._unreachable.add(number)
+        self.mute(number)
+
     def pid_of(self, number: int) -> int:
-        pid = self.starters[number].pid
+        pid: int | None = self.starters[number].pid
         assert pid is not None
         return pid
 
@@ -145,20 +158,76 @@ class LocalEngine:
             self._events[number].offered(number)
 
 
+class Agent:
+    """Stands for a `NodeStarter`, which is in a process beside the driver."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        order: NodeOrder,
+        *,
+        on_key: Callable[[str], None],
+        on_gone: Callable[[str, bool], None],
+        prefix: Sequence[str] = (),
+    ) -> None:
+        del loop, prefix
+        self.pid: int | None = None
+        self._order = encode(order)[0].decode()
+        self._on_key = on_key
+        self._on_gone = on_gone
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._listen)
+
+    def start(self) -> None:
+        words = [sys.executable, "-m", "tests.support.node_agent", self._order]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], **pipes)
+        self._thread.start()
+
+    def close(self, deadline: float) -> None:
+        if (process := self._process) is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        assert self._process is not None
+        gone = ("its agent has ended", False)
+        with self._process as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                match json.loads(line) if line.startswith("{") else None:
+                    case {"key": key, "pid": pid}:
+                        self.pid = pid
+                        self._on_key(key)
+                    case {"gone": why, "swept": swept}:
+                        gone = (why, swept)
+                        break
+                    case _:
+                        pass
+            self._on_gone(*gone)
+            process.wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNodes(ClusterOptions):
     """The options of a group on such nodes.
 
     Attributes:
         engine_options: Those of `LocalEngine`.
+        engine_type: Which engine.
         engines: The engines that were made of it.
     """
 
     engine_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    engine_type: type[LocalEngine] = LocalEngine
     engines: list[LocalEngine] = field(default_factory=list[LocalEngine])
 
     def engine(self, loop: EventLoop, *, gpus_per_rank: float) -> LocalEngine:
         del gpus_per_rank
         size = self.ranks_per_node or 1
-        self.engines.append(LocalEngine(loop, ranks_per_node=size, **self.engine_options))
+        self.engines.append(self.engine_type(loop, ranks_per_node=size, **self.engine_options))
         return self.engines[-1]

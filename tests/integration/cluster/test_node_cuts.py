@@ -27,7 +27,7 @@ def behind(cluster_of: Callable[..., Cluster]) -> Iterator[tuple[Cluster, Relay]
     with contextlib.closing(Relay("127.0.0.1", between, "127.0.0.1", port)) as relay:
         cluster = cluster_of(options=options)
         cluster.open(1)
-        cluster.engine.mute(0)  # its starter would be cut off too
+        cluster.engine.cut_off(0)  # its starter would be cut off too
         yield cluster, relay
         relay.heal()
 

@@ -1,0 +1,177 @@
+"""Chaos runs of groups on nodes that are local processes: nodes are killed, frozen and cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.chaos import targets
+from tests.support.disturbed_nodes import RelayedNodes
+from tests.support.node_engine import LocalNodes
+from tests.support.processes import LONG
+from tests.support.workers import Echo
+
+from phalanx.actors import Executor, Launch
+from phalanx.chaos import ChaosResult, Schedule, ScheduledFault, run_chaos
+from phalanx.chaos.history.events import (
+    FaultInjected,
+    FaultMissed,
+    RankDied,
+    RankExited,
+    RankRan,
+)
+from phalanx.runtime import Runtime
+from phalanx.supervision import SpecError, Strategy
+
+TIMEOUT = 2.0  # seconds of silence that make a node lost
+SHORT, LONGER = 0.5, 6.0  # seconds, of which the one costs no node, and the other costs one
+EVERYTHING = ("node", "agent", "freeze", "cut", "cut_in", "cut_out", "delay", "kill", "stop")
+LOCAL: dict[str, Any] = {
+    "ranks_per_node": 2,
+    "spare_nodes": 1,
+    "node_timeout": TIMEOUT,
+    "node_wait": LONG,
+}
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def relayed() -> RelayedNodes:
+    """Nodes with an agent each, that can be cut off."""
+    return RelayedNodes(**LOCAL, engine_options={"agents": True})
+
+
+def on(nodes: LocalNodes, runtime: Runtime, **options: Any) -> Callable[[], Executor[Any]]:
+    """Return a target of four ranks on *nodes*, two on each."""
+
+    def build() -> Executor[Any]:
+        more: dict[str, Any] = {"launch": Launch(preload=()), "devices": "cpu", **options}
+        return Executor(Echo, 4, cluster=nodes, runtime=runtime, **more)
+
+    return build
+
+
+def one_by_one(*faults: tuple[str, str, float], gap: float = 1.2) -> Schedule:
+    numbered = enumerate(faults)
+    return Schedule(
+        tuple(
+            ScheduledFault(number=i + 1, at=0.5 + gap * i, fault=name, target=whom, seconds=seconds)
+            for i, (name, whom, seconds) in numbered
+        )
+    )
+
+
+def hit(result: ChaosResult) -> list[tuple[str, int | None]]:
+    """Return which faults hit which nodes, in their order, each once."""
+    every = [(each.fault, each.node) for each in result.history.every(FaultInjected)]
+    return list(dict.fromkeys(every))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_faults_of_nodes_break_no_invariant(
+    runtime: Runtime, relayed: RelayedNodes, seed: int
+) -> None:
+    target = on(relayed, runtime)
+
+    result = run_chaos(
+        target, duration=10.0, rate=0.8, faults=EVERYTHING, targets=("random", "spare"), seed=seed
+    )
+
+    assert result.ok, result.render()
+    assert result.history.every(RankRan)
+
+
+def test_each_fault_of_a_node_hits_the_one_of_its_rank(
+    runtime: Runtime, relayed: RelayedNodes
+) -> None:
+    gentle = [(name, "2", SHORT) for name in ("cut", "cut_in", "cut_out", "delay", "freeze")]
+    deadly = [("agent", "0", 0.0), ("node", "3", 0.0)]
+    schedule = one_by_one(*gentle, *deadly)
+
+    result = run_chaos(on(relayed, runtime), duration=10.0, schedule=schedule)
+
+    assert result.ok, result.render()
+    assert [fault for fault, _ in hit(result)] == [fault for fault, _, _ in (*gentle, *deadly)]
+    assert len({node for _, node in hit(result)[: len(gentle)]}) == 1
+    agent = next(each for each in result.history.every(FaultInjected) if each.fault == "agent")
+    ended = [each.at for each in result.history.every(RankExited)]
+    assert min(ended) > agent.at
+    hits = [each for each in result.history.every(FaultInjected) if each.fault == "agent"]
+    assert [each.rank for each in hits] == [0, 1]
+
+
+def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(
+    runtime: Runtime, relayed: RelayedNodes
+) -> None:
+    target = on(relayed, runtime, strategy=Strategy.ONE_FOR_ONE)
+
+    result = run_chaos(target, duration=9.0, schedule=one_by_one(("freeze", "0", LONGER)))
+
+    assert result.ok, result.render()
+    (frozen, _) = result.history.every(FaultInjected)
+    runs = {(each.rank, each.incarnation): each for each in result.history.every(RankRan)}
+    assert runs.keys() == {(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (1, 2)}
+    for rank in (0, 1):
+        assert frozen.at < runs[rank, 2].at < frozen.at + LONGER
+
+
+def test_a_node_that_is_cut_off_for_longer_than_its_lease_is_replaced_after_it_has_ended(
+    runtime: Runtime, relayed: RelayedNodes
+) -> None:
+    target = on(relayed, runtime, strategy=Strategy.ONE_FOR_ONE)
+
+    result = run_chaos(target, duration=8.0, schedule=one_by_one(("cut_out", "3", LONGER)))
+
+    assert result.ok, result.render()
+    runs = {(each.rank, each.incarnation): each for each in result.history.every(RankRan)}
+    assert runs.keys() == {(0, 1), (1, 1), (2, 1), (3, 1), (2, 2), (3, 2)}
+    for rank in (2, 3):
+        assert runs[rank, 1].at + runs[rank, 1].seconds < runs[rank, 2].at
+
+
+def test_a_spare_node_is_hit_and_no_rank_dies_of_it(
+    runtime: Runtime, relayed: RelayedNodes
+) -> None:
+    schedule = one_by_one(("freeze", "spare", SHORT), ("node", "spare", 0.0))
+
+    result = run_chaos(on(relayed, runtime), duration=3.0, schedule=schedule)
+
+    assert result.ok, result.render()
+    assert [fault for fault, _ in hit(result)] == ["freeze", "node"]
+    assert {each.rank for each in result.history.every(FaultInjected)} == {None}
+    assert result.history.every(RankDied) == ()
+
+
+def test_signals_reach_ranks_on_nodes(runtime: Runtime) -> None:
+    schedule = one_by_one(("stop", "1", SHORT), ("kill", "1", 0.0), ("kill", "group", 0.0))
+
+    result = run_chaos(on(LocalNodes(**LOCAL), runtime), duration=4.0, schedule=schedule)
+
+    assert result.ok, result.render()
+    assert result.history.every(FaultMissed) == ()
+    assert result.deaths >= 2
+
+
+@pytest.mark.parametrize("fault", ["node", "agent", "freeze", "cut"])
+def test_a_target_without_nodes_is_refused(runtime: Runtime, fault: str) -> None:
+    with pytest.raises(SpecError, match="cluster=") as caught:
+        run_chaos(targets.Quiet(runtime), duration=2.0, faults=(fault,))
+
+    assert (caught.value.field, caught.value.value) == ("faults", fault)
+
+
+def test_a_network_that_cannot_be_disturbed_is_refused(runtime: Runtime) -> None:
+    with pytest.raises(SpecError, match="see NodeNetwork"):
+        run_chaos(on(LocalNodes(**LOCAL), runtime), duration=2.0, faults=("cut_in",))
+
+
+def test_an_agent_that_is_the_driver_is_missed(runtime: Runtime) -> None:
+    result = run_chaos(on(LocalNodes(**LOCAL), runtime), duration=2.0, faults=("agent",))
+
+    assert result.violations == ()
+    assert result.render().endswith("faults could be injected")
+    assert {each.why for each in result.history.every(FaultMissed)} == {
+        "the driver itself has started the node"
+    }
