@@ -331,6 +331,8 @@ class GroupActor(ProtectedActor):
 
     def _node_lost(self, ranks: Mapping[int, int], why: str) -> None:
         """Settle the end of all *ranks*, by number and incarnation, whose node was lost."""
+        for launch in self._membership.launches_of(ranks):  # over, and its message is behind this
+            self._launched(launch)
         lost = [self._membership.find(*pair) for pair in ranks.items()]
         if workers := [worker for worker in lost if worker is not None]:
             self._settle(workers, ExitReason(ExitKind.UNRESPONSIVE, why))

@@ -214,6 +214,14 @@ class Membership:
         except RuntimeError as error:
             raise RuntimeFault(f"no thread to start processes from: {error}") from error
 
+    def launches_of(self, ranks: Mapping[int, int]) -> list[Launch]:
+        """Return those of *ranks*, by number and incarnation, that have not been taken over."""
+        return [
+            launch
+            for launch in self._launches
+            if any(ranks.get(each.rank) == each.incarnation for each in launch.workers)
+        ]
+
     def end_launches(self) -> list[Launch]:
         """Give up what is under way; return it once it has come to an end, to be taken over."""
         for launch in self._launches:

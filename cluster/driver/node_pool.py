@@ -128,6 +128,7 @@ class NodePool:
         self._processes: dict[tuple[int, int], FarProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
         self._launches: dict[int, _Launch] = {}  # by the numbers of their orders
+        self._under_way: list[_Launch] = []
         self._is_empty = False
         self.address = ""
 
@@ -265,6 +266,7 @@ class NodePool:
         launch = _Launch(on_exit, on_output)
         within = max(0.0, deadline - time.monotonic())
         with self._changed:
+            self._under_way.append(launch)
             by_node: dict[int, list[RankLaunch]] = {}
             for rank in ranks:
                 by_node.setdefault(self._at[rank.rank], []).append(rank)
@@ -290,6 +292,7 @@ class NodePool:
                 else:
                     self._changed.wait(_SLICE)
             if not launch.error:
+                self._under_way.remove(launch)
                 return [launch.started[rank.rank] for rank in ranks]
             for number, node in launch.waits_for.items():
                 owner.send(node, Withdraw(number=number))
@@ -304,6 +307,8 @@ class NodePool:
             started = list(launch.started.values())
         for process in started:
             process.kill_tree(deadline)
+        with self._changed:
+            self._under_way.remove(launch)
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -351,6 +356,10 @@ class NodePool:
                 if launch.waits_for.get(order) == number:
                     launch.error = f"{self._host(number)} was lost: {why}"
                     self._answered(order)
+            for launch in self._under_way:
+                for key in [key for key in gone if gone[key] in launch.started.values()]:
+                    launch.error = f"{self._host(number)} was lost: {why}"
+                    del gone[key]  # the end of the launch is theirs
             self._changed.notify_all()
         ranks = {process.rank: process.incarnation for process in gone.values()}
         event = partial(NodeLost, why=why, ranks=tuple(sorted(ranks)))

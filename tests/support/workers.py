@@ -233,6 +233,17 @@ class LateAgain(Echo):
             self.gated(self.gate, None)
 
 
+class NotesStarts(Echo):
+    """Leaves a file in *folder* for each of its starts."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        Path(self.folder, f"{ctx.rank}#{ctx.incarnation}").touch()
+
+
 class StartsLate(Echo):
     """Is not started before *gate* is there."""
 

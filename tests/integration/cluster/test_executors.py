@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import signal
 import sys
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 from tests.support.checkpoint_workers import Counter
+from tests.support.disturbed_nodes import RelayedNodes
 from tests.support.hanging_workers import Stuck
 from tests.support.node_engine import LocalEngine, LocalNodes
 from tests.support.node_groups import kill
 from tests.support.processes import LONG, is_alive, wait_until
 from tests.support.rank_faults import wait_healed
 from tests.support.survivors import Keeper
-from tests.support.workers import Echo, LateAgain, Reducer, StartFails
+from tests.support.workers import Echo, LateAgain, NotesStarts, Reducer, StartFails
 
 from phalanx.actors import CheckpointPolicy, Devices, Executor, Launch, Limits, RestartPolicy
 from phalanx.cluster import NodeFenced, NodeJoined, NodeLost, NodeQuarantined
@@ -54,7 +56,7 @@ class Nodes:
         own = {name: given.pop(name) for name in names if name in given}
         usual: dict[str, Any] = {"ranks_per_node": 2, "node_timeout": TIMEOUT, "node_wait": LONG}
         own = {**usual, **own}
-        self.options = LocalNodes(**own)
+        self.options: LocalNodes = given.pop("kind", LocalNodes)(**own)
         given = {"launch": Launch(preload=()), "devices": "cpu", "intensity": MANY, **given}
         self.group = Executor(worker, size, cluster=self.options, runtime=runtime, **given)
         self.events: list[Any] = []
@@ -441,6 +443,28 @@ def test_a_node_that_is_lost_while_its_ranks_start_is_replaced_within_the_same_s
 
     assert group.collective_rpc("rank", timeout=LONG, retries=5) == [0, 1, 2, 3]
     assert group.status().restarts <= 2
+
+
+def test_a_node_that_is_lost_while_ranks_of_another_start_with_its_own_is_replaced(
+    nodes: Make, tmp_path: Path
+) -> None:
+    made = nodes(
+        NotesStarts, args=(str(tmp_path),), spare_nodes=2, node_timeout=LONG, kind=RelayedNodes
+    )
+    group = made.group
+    wait_until(lambda: [each.state for each in group.status().nodes] == ["up"] * 4)
+    late, early = [each.node for each in group.status().nodes if not each.ranks]
+    assert isinstance(made.options, RelayedNodes)
+    heal = made.options.disturb(late, 0.0, math.inf)  # so it does not tell that it has started them
+
+    for node in (made.node_of(0), made.node_of(2)):
+        kill(made.engine.pid_of(node))
+    wait_until(lambda: len(list(tmp_path.glob("*#2"))) == 4)
+    made.lose(early)
+    heal()
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=5) == [0, 1, 2, 3]
+    assert group.status().restarts <= 3
 
 
 def test_two_nodes_that_are_lost_at_once_are_replaced(nodes: Make) -> None:
