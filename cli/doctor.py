@@ -1,7 +1,9 @@
-"""Check what phalanx needs of this machine.
+"""Check what phalanx needs of this machine, or of a Ray cluster.
 
 Checks kernel, packages, devices, limits and the start of one process, and says
-what to do about each shortcoming. It changes nothing.
+what to do about each shortcoming. With --cluster it checks Ray, and the versions,
+kernel, limits and way to this machine of each node, by one small task on each.
+It changes nothing.
 
 Exit codes:
   0  all required checks passed
@@ -11,6 +13,7 @@ Exit codes:
 Examples:
   phalanx doctor
   phalanx doctor --json
+  phalanx doctor --cluster 10.0.0.1:6379
 """
 
 from __future__ import annotations
@@ -60,9 +63,9 @@ _EXTRAS = {
 }
 _START = 120.0  # seconds; a cold disk takes long to import torch
 _KILL = 5.0
-_LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program itself opens
+LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program itself opens
 _LEAST_PROCESSES = 256
-_LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
+LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
 _ENTRY = f"{__name__}:probe"
 _PRELOAD = ("torch",) if is_installed("torch") else ()
 _MARKS = {"ok": "ok  ", "missing": "FAIL", "note": "note"}
@@ -87,11 +90,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
     help_ = "print findings and versions as one JSON object"
     parser.add_argument("--json", action="store_true", help=help_)
+    help_ = "check the Ray at ADDRESS, as phalanx.Ray takes it; without one, that of this machine"
+    parser.add_argument("--cluster", nargs="?", const="auto", metavar="ADDRESS", help=help_)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; return 1 if something essential is missing."""
-    findings = examine()
+    if arguments.cluster is None:
+        findings = examine()
+    else:
+        from .doctor_cluster import examine_cluster
+
+        findings = examine_cluster(arguments.cluster)
     missing = sum(finding.state == "missing" for finding in findings.values())
     if arguments.json:
         told = [{"name": name, **asdict(finding)} for name, finding in findings.items()]
@@ -132,7 +142,7 @@ def probe(_payload: bytes, fds: Mapping[str, int]) -> None:
     os.write(fds["answer"], b"warm" if "torch" in sys.modules else b"cold")
 
 
-def _judged(found: str, remedy: str, *, is_needed: bool = False) -> Finding:
+def judged(found: str, remedy: str, *, is_needed: bool = False) -> Finding:
     """Return the finding: if there is a *remedy*, there is something to do."""
     state: Literal["note", "missing"] = "missing" if is_needed else "note"
     return Finding(state if remedy else "ok", found, remedy)
@@ -141,7 +151,7 @@ def _judged(found: str, remedy: str, *, is_needed: bool = False) -> Finding:
 def _kernel() -> Finding:
     system = platform.system()
     remedy = "" if system == "Linux" else "phalanx needs Linux: pidfds, memfds, prctl"
-    return _judged(f"{system} {platform.release()}", remedy, is_needed=True)
+    return judged(f"{system} {platform.release()}", remedy, is_needed=True)
 
 
 def _packages() -> Finding:
@@ -188,7 +198,7 @@ def _devices() -> Finding:
         remedy = "" if has_nvml else "if there is one: pip install 'phalanx[gpu]'"
         return Finding("note", "no NVIDIA GPU; ranks run on the CPU", remedy)
     remedy = "" if has_nvml else "pip install 'phalanx[gpu]': release and health are not seen"
-    return _judged("; ".join(found), remedy)
+    return judged("; ".join(found), remedy)
 
 
 def _start() -> Finding:
@@ -247,23 +257,23 @@ def _memory() -> Finding:
 def _shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free  # noqa: S108  # looked at, not written to
     remedy = "docker run --shm-size=1g; phalanx does without, NCCL and data loaders do not"
-    return _judged(f"{free >> 20} MiB free in /dev/shm", remedy * (free < _LEAST_SHM_BYTES))
+    return judged(f"{free >> 20} MiB free in /dev/shm", remedy * (free < LEAST_SHM_BYTES))
 
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ranks = descriptor_limit.ranks_that_fit(descriptor_limit.hard_limit())
     found = f"at most {_limit(soft)}, raised up to {_limit(hard)} as needed: some {ranks} ranks"
-    is_low = hard != resource.RLIM_INFINITY and hard < _LEAST_FILES
-    remedy = f"ulimit -n {_LEAST_FILES}, by root or in the service" if is_low else ""
-    return _judged(found, remedy, is_needed=not ranks)
+    is_low = hard != resource.RLIM_INFINITY and hard < LEAST_FILES
+    remedy = f"ulimit -n {LEAST_FILES}, by root or in the service" if is_low else ""
+    return judged(found, remedy, is_needed=not ranks)
 
 
 def _processes() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     is_low = soft != resource.RLIM_INFINITY and soft < _LEAST_PROCESSES
     remedy = f"ulimit -u {_LEAST_PROCESSES}; threads count too" if is_low else ""
-    return _judged(f"at most {_limit(soft)}", remedy)
+    return judged(f"at most {_limit(soft)}", remedy)
 
 
 def _limit(value: int) -> str:
@@ -303,7 +313,7 @@ def _extras() -> Finding:
     absent = {module: extra for module, extra in _EXTRAS.items() if find_spec(module) is None}
     wanted = " ".join(f"'{extra}'" for extra in dict.fromkeys(absent.values()))
     found = f"without {', '.join(absent)}" if absent else ", ".join(_EXTRAS)
-    return _judged(found, f"pip install {wanted}" if absent else "")
+    return judged(found, f"pip install {wanted}" if absent else "")
 
 
 def _system_call(name: str, call: Callable[[], object], needs: str) -> Callable[[], Finding]:

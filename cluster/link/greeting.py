@@ -7,10 +7,14 @@ import platform
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import find_gpus
 
 from .messages import Greeting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 def greeting_of(place: str, address: str) -> Greeting:
@@ -34,26 +38,28 @@ def greeting_of(place: str, address: str) -> Greeting:
 
 
 def why_unfit(greeting: Greeting) -> str:
-    """Return why a node that says *greeting* cannot serve this driver; empty if it can.
-
-    What one side pickles the other must unpickle: Python's minor version, phalanx and torch are to
-    be the same on both.
-    """
-    for name, there, here in (
-        ("Python", _minor(greeting.python), _minor(platform.python_version())),
-        ("phalanx", greeting.phalanx, _version("phalanx")),
-        ("torch", greeting.torch, _version("torch")),
-    ):
-        if there != here:
-            return (
-                f"{greeting.host} has {name} {there or '(none)'}, and the driver {here or '(none)'}"
-                ": install the same version on both"
-            )
+    """Return why a node that says *greeting* cannot serve this driver; empty if it can."""
+    here = {"python": platform.python_version()}
+    here |= {package: _version(package) for package in ("phalanx", "torch")}
+    for name, there, own in unlike({name: getattr(greeting, name) for name in here}, here):
+        why = f"{greeting.host} has {name} {there}, and the driver {own}"
+        return f"{why}: install the same version on both"
     return ""
 
 
-def _minor(python: str) -> str:
-    return ".".join(python.split(".")[:2])
+def unlike(
+    there: Mapping[str, str | None], here: Mapping[str, str | None]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield what is to have the same version on both sides and has not, with the two versions.
+
+    What one side pickles the other must unpickle: Python's minor version, phalanx and torch.
+    """
+    for name in ("Python", "phalanx", "torch"):
+        found, wanted = (side.get(name.lower()) or "(none)" for side in (there, here))
+        if name == "Python":
+            found, wanted = (".".join(each.split(".")[:2]) for each in (found, wanted))
+        if found != wanted:
+            yield name, found, wanted
 
 
 def _version(package: str) -> str:

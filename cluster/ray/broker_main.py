@@ -52,7 +52,7 @@ def main() -> None:
     try:
         broker = Broker(control, opening)
     except Exception as error:  # noqa: BLE001  # of whatever kind Ray's are
-        _tell(control, failed=f"Ray at address={opening['address']!r}: {_text(error)}")
+        _tell(control, failed=f"Ray at address={opening['address']!r}: {text_of(error)}")
         select.select([control], [], [], _AGAIN)
         sys.exit(1)
     broker.run()
@@ -71,7 +71,8 @@ def _tell(control: socket.socket, **what: Any) -> None:
         os._exit(1)  # the driver has let go
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return *error* as one line."""
     cause = getattr(error, "cause", None) or error  # of what an agent raised
     return " ".join(f"{type(cause).__name__}: {cause}".split())[-1000:]
 
@@ -103,7 +104,7 @@ class Broker:
 
     def __init__(self, control: socket.socket, opening: dict[str, Any]) -> None:
         self._control = control
-        _check_reachable(opening["address"])
+        check_reachable(opening["address"])
         ray.init(
             address=opening["address"],
             runtime_env=opening["runtime_env"] or None,
@@ -223,7 +224,7 @@ class Broker:
             # It has had a machine, and would fail there again: that is to be counted.
             node.agent = agent
             self._tell(node=node.number, offered=True)
-            self._gone(node, _text(error), is_swept=True)
+            self._gone(node, text_of(error), is_swept=True)
         elif not agent.bundle.is_shared:
             remove_placement_group(agent.bundle.group)
 
@@ -275,7 +276,7 @@ class Broker:
         if key:
             self._tell(node=node.number, key=key)
         elif error is not None and not isinstance(error, RayActorError):
-            self._gone(node, _text(error), is_swept=True)
+            self._gone(node, text_of(error), is_swept=True)
 
     def _watch(self, node: _Node, agent: _Agent) -> None:
         self._then(agent.actor.ended.remote(), partial(self._ended, node, agent))
@@ -284,12 +285,12 @@ class Broker:
         if error is None:
             self._gone(node, *how)
         elif isinstance(error, ActorUnavailableError):
-            self._tell(node=node.number, doubt=f"Ray does not reach its agent: {_text(error)}")
+            self._tell(node=node.number, doubt=f"Ray does not reach its agent: {text_of(error)}")
             again = threading.Timer(_AGAIN, self._post, (partial(self._watch, node, agent),))
             again.daemon = True
             again.start()
         else:
-            self._gone(node, f"Ray says that its agent is dead: {_text(error)}", is_swept=False)
+            self._gone(node, f"Ray says that its agent is dead: {text_of(error)}", is_swept=False)
 
     def _gone(self, node: _Node, why: str, is_swept: bool) -> None:
         if not node.is_gone and node.number in self._nodes:
@@ -307,7 +308,7 @@ class Broker:
         return f"a node needs {_amounts(self._bundle)}, and Ray has: {'; '.join(there)}"
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raise ConnectionError if nothing listens where Ray's head should."""
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)

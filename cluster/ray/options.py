@@ -69,13 +69,7 @@ class Ray(ClusterOptions):
             MissingPackage: Ray is not installed.
             RuntimeFault: it is too old.
         """
-        try:
-            there = version("ray")
-        except PackageNotFoundError:
-            raise MissingPackage("ray", "ray") from None
-        if tuple(int(part) for part in there.split(".")[:2]) < OLDEST:
-            needed = ".".join(map(str, OLDEST))
-            raise RuntimeFault(f"Ray {there} is too old: pip install 'ray>={needed}'")
+        check_installed()
         opening = {
             "address": self.address,
             "resources": dict(self.resources or {}),
@@ -84,6 +78,17 @@ class Ray(ClusterOptions):
             "gpus_per_rank": gpus_per_rank,
         }
         return BrokeredEngine(loop, "Ray broker", "phalanx.cluster.ray.broker_main", opening)
+
+
+def check_installed() -> None:
+    """Raise as `Ray.engine` does."""
+    try:
+        there = version("ray")
+    except PackageNotFoundError:
+        raise MissingPackage("ray", "ray") from None
+    if tuple(int(part) for part in there.split(".")[:2]) < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise RuntimeFault(f"Ray {there} is too old: pip install 'ray>={needed}'")
 
 
 def _mapping(field: str, value: object) -> dict[str, Any]:

@@ -204,6 +204,7 @@ def test_of_the_cluster_only_the_processes_beside_the_driver_import_zeromq_and_r
     assert found == {
         ("ray", "cluster/ray/agent.py"),
         ("ray", "cluster/ray/broker_main.py"),
+        ("ray", "cluster/ray/survey_main.py"),
         ("zmq", "cluster/link/node_gateway_main.py"),
         ("zmq", "cluster/link/node_link.py"),
         ("zmq", "cluster/node_process/main.py"),
