@@ -6,7 +6,7 @@ Guarantees:
 - Only the module of the subcommand that runs is imported.
 - Text that the encoding of stdout lacks is escaped.
 
-Each subcommand is a module, of this folder or of an integration, with ``add_arguments(parser)`` and
+Each subcommand is a module, of this folder or of another layer, with ``add_arguments(parser)`` and
 ``run(arguments)``, which returns the exit code. Its docstring is the page that ``--help`` shows; so
 is that of the function of an action.
 """
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["SUBCOMMANDS", "main", "parse", "parser_of"]
 
 SUBCOMMANDS = (
-    *("chaos", "completion", "doctor", "health", "logs", "metrics", "reports", "top", "torchrun"),
-    "web",
+    *("chaos", "completion", "doctor", "health", "logs", "metrics", "node", "reports", "top"),
+    *("torchrun", "web"),
 )
 _ELSEWHERE = {
     "metrics": "phalanx.integrations.prometheus.command",
+    "node": "phalanx.cluster.join.command",
     "torchrun": "phalanx.integrations.torchrun.command",
     "web": "phalanx.integrations.web.command",
 }

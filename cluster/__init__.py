@@ -12,6 +12,7 @@ from .driver.events import NodeSuspect as NodeSuspect
 from .driver.far_process import FarProcess as FarProcess
 from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
+from .join.options import JoinedNodes as JoinedNodes
 from .link.messages import Output as Output
 from .link.messages import RankLaunch as RankLaunch
 from .link.messages import RelayLink as RelayLink

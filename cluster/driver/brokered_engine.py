@@ -156,6 +156,11 @@ class BrokeredEngine:
                 events.doubted(told["node"], why)
             case {"gone": why, "swept": swept} if events:
                 events.gone(told["node"], why, swept=swept)
+            case {"refused": why, "address": address}:
+                with self._changed:
+                    events = next(iter(self._nodes.values()), None)
+                if events is not None:
+                    events.refused(address, why)
             case {"released": _}:
                 self._released(told["node"])
             case {"address": address, "ranks_per_node": ranks}:

@@ -41,6 +41,9 @@ class EngineEvents(Protocol):
     def gone(self, number: int, why: str, *, swept: bool) -> None:
         """The machine or the node process is gone; *swept*: and all that came from it."""
 
+    def refused(self, address: str, why: str) -> None:
+        """Something that may not be a node has tried to connect to the engine."""
+
 
 class Engine(Protocol):
     """What the driver asks for. Only `open` and `close` wait: not on the loop's thread."""

@@ -66,6 +66,21 @@ class NodeOrder(Message):
     place: str
 
 
+class NodeKey(Message):
+    """The public key of a node process, as of `EngineEvents.started`."""
+
+    number: int
+    key: str
+
+
+class NodeEnded(Message):
+    """A node process has ended, as of `EngineEvents.gone`."""
+
+    number: int
+    why: str
+    swept: bool
+
+
 class Greeting(Message):
     """The first message of a node.
 

@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from .messages import MalformedMessage, decode, encode
 
 if TYPE_CHECKING:
-    from .messages import Message, NodeOrder
+    from .messages import Message
 
 _LAST_WORDS = 1000  # milliseconds for what has been said on the way out
 
@@ -34,27 +34,35 @@ class LinkState(Enum):
 
 
 class NodeLink:
-    """The link of one node process. Used by one thread.
+    """The link of one node process, or of what starts one. Used by one thread.
+
+    Args:
+        endpoint: As ``tcp://HOST:PORT``.
+        server_key: The public key of the other end, in ZeroMQ's encoding.
+        secret: The own secret key, in that encoding; None makes one.
 
     Attributes:
         state: As of the last `look`.
+        failures: How many connections were made and have ended before they were open.
         public: The node's public key, in ZeroMQ's encoding.
         address: The node's own address on the way to the gateway; empty until it is known.
         socket: Readable when there is a message: then `receive`.
         monitor: Readable when the state may have changed: then `look`.
     """
 
-    def __init__(self, order: NodeOrder) -> None:
-        self._order = order
+    def __init__(self, endpoint: str, server_key: str, secret: bytes | None = None) -> None:
+        self._endpoint = endpoint
+        self._server_key = server_key.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        public, self._secret = zmq.curve_keypair()
-        self.public = public.decode()
+        self._secret = secret or zmq.curve_keypair()[1]
+        self.public = zmq.curve_public(self._secret).decode()
         self.address = ""
+        self.failures = 0
         self._prepare()
 
     def connect(self) -> None:
         """Begin to connect."""
-        self.socket.connect(self._order.endpoint)
+        self.socket.connect(self._endpoint)
 
     def renew(self) -> None:
         """Let a connection go that was refused; `connect` may follow."""
@@ -68,10 +76,10 @@ class NodeLink:
             (zmq.LINGER, _LAST_WORDS),
             (zmq.SNDHWM, 0),
             (zmq.RCVHWM, 0),
-            (zmq.CURVE_SERVERKEY, self._order.gateway_key.encode()),
+            (zmq.CURVE_SERVERKEY, self._server_key),
             (zmq.CURVE_PUBLICKEY, self.public.encode()),
             (zmq.CURVE_SECRETKEY, self._secret),
-            (zmq.IPV6, 1 if "[" in self._order.endpoint else 0),
+            (zmq.IPV6, 1 if "[" in self._endpoint else 0),
         ):
             self.socket.setsockopt(option, value)
         self.monitor = self.socket.get_monitor_socket(
@@ -96,7 +104,7 @@ class NodeLink:
                     # ZeroMQ would connect anew, but what was on its way is lost.
                     self.state = LinkState.ENDED
                 case _:
-                    pass
+                    self.failures += 1
 
     def send(self, message: Message) -> None:
         """Send *message*; it waits for nothing."""

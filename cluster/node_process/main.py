@@ -80,7 +80,7 @@ class NodeProcess:
         self._order = order
         self._starter = starter
         self._join_until = syscalls.boot_time() + order.join
-        self._link = NodeLink(order)
+        self._link = NodeLink(order.endpoint, order.gateway_key)
         self._link.connect()
         starter.send(self._link.public.encode())
         self._lease: Lease | None = None  # from the greeting on

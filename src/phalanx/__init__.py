@@ -33,7 +33,7 @@ if typing.TYPE_CHECKING:
         tree_from_toml,
         worker_child,
     )
-    from phalanx.cluster import Ray
+    from phalanx.cluster import JoinedNodes, Ray
     from phalanx.runtime import DevicePool, Runtime
     from phalanx.supervision import (
         BackOff,
@@ -63,6 +63,7 @@ __all__ = [
     "Executor",
     "ExitReason",
     "Intensity",
+    "JoinedNodes",
     "Launch",
     "Layout",
     "Limits",

@@ -29,6 +29,7 @@ def main() -> None:
                 for number in numbers:
                     tell(node=number, offered=True)
             case {"start": number}:
+                tell(refused="it is no kettle", address="10.0.0.9")
                 tell(node=number, key=f"key of {number}")
                 tell(node=number, doubt="it hums")
                 tell(node=number, gone="it boiled", swept=True)

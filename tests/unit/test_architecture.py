@@ -46,6 +46,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "node_process": {"nodes", "link"},
         "driver": {"nodes", "link"},
         "ray": {"link", "node_process", "driver"},
+        "join": {"link", "node_process", "driver"},
     },
     "actors": {
         "spec": set(),
@@ -86,6 +87,7 @@ LATER = {
     (ROOT / "testing/inline.py", "actors"),  # it stands in for a class of that layer
     # The face of the runtime has no ZeroMQ, for the driver; this room is to move to this layer.
     (ROOT / "cluster/link/node_gateway_main.py", "runtime"),
+    (ROOT / "cluster/join/broker_main.py", "runtime"),
 }
 MOST_FILES = 12
 EFFECTS = {
@@ -205,6 +207,8 @@ def test_of_the_cluster_only_the_processes_beside_the_driver_import_zeromq_and_r
         ("ray", "cluster/ray/agent.py"),
         ("ray", "cluster/ray/broker_main.py"),
         ("ray", "cluster/ray/survey_main.py"),
+        ("zmq", "cluster/join/broker_main.py"),
+        ("zmq", "cluster/join/command.py"),
         ("zmq", "cluster/link/node_gateway_main.py"),
         ("zmq", "cluster/link/node_link.py"),
         ("zmq", "cluster/node_process/main.py"),

@@ -44,6 +44,9 @@ class Told:
     def gone(self, number: int, why: str, *, swept: bool) -> None:
         self.news.put(("gone", number, why, swept))
 
+    def refused(self, address: str, why: str) -> None:
+        self.news.put(("refused", address, why))
+
     def next(self, count: int = 1) -> list[tuple[Any, ...]]:
         return [self.news.get(timeout=60) for _ in range(count)]
 
@@ -75,7 +78,8 @@ def test_what_the_broker_tells_is_told_of_its_node(
     assert told.next() == [("offered", 7)]
     engine.start(7, ORDER)
 
-    assert told.next(3) == [
+    assert told.next(4) == [
+        ("refused", "10.0.0.9", "it is no kettle"),
         ("started", 7, "key of 7"),
         ("doubted", 7, "it hums"),
         ("gone", 7, "it boiled", True),

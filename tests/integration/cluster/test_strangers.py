@@ -22,7 +22,6 @@ from phalanx.cluster.link.messages import (
     Fenced,
     Launch,
     Message,
-    NodeOrder,
     RankLaunch,
     Started,
     encode,
@@ -60,15 +59,7 @@ class Peer:
     """A node that the test plays."""
 
     def __init__(self, gateway: NodeGateway, *, key: NodeLink | None = None) -> None:
-        order = NodeOrder(
-            number=1,
-            endpoint=gateway.endpoint,
-            gateway_key=gateway.key,
-            lease=9.0,
-            join=9.0,
-            place="0" * 32,
-        )
-        self.link = NodeLink(order)
+        self.link = NodeLink(gateway.endpoint, gateway.key)
         if key is not None:
             self.link.public, self.link._secret = key.public, key._secret
             self.link.renew()
@@ -245,7 +236,9 @@ def test_a_silenced_node_is_fenced_and_never_answered_again(
     assert not node.link.socket.poll(300)
 
 
-def test_the_end_of_a_link_is_told_after_all_that_came_over_it(node: Peer, told: Told) -> None:
+def test_the_end_of_a_link_is_told_after_all_that_came_over_it(
+    node: Peer, gateway: NodeGateway, told: Told
+) -> None:
     for number in range(50):
         node.link.send(Started(number=number, pids=()))
     node.link.close()
@@ -254,7 +247,7 @@ def test_the_end_of_a_link_is_told_after_all_that_came_over_it(node: Peer, told:
 
     assert [message.number for _, _, message, _ in came[:50]] == list(range(50))
     assert came[50][:2] == ("closed", 1)
-    node.link = NodeLink(node.link._order)  # for the fixture to close
+    node.link = NodeLink(node.link._endpoint, gateway.key)  # for the fixture to close
 
 
 def test_a_recorded_greeting_gets_nowhere(

@@ -79,6 +79,8 @@ def test_each_argument_says_what_it_is_with_its_unit_and_its_default(name: str) 
         ("health no-such-driver", 1),
         ("metrics --print alerts", 0),
         ("metrics 999999999 --port 0", 1),
+        ("node --join nowhere", 2),
+        ("node --join 10.0.0.1:65536", 2),
         ("web 999999999 --port 0", 1),
         ("web --port 70000", 2),
         ("reports list .", 0),

@@ -1,0 +1,183 @@
+"""The broker of nodes that join: the process beside the driver that their machines connect to.
+
+- A connection exists only to what has proved the key of the driver, which proves it in turn.
+  Nothing that comes is unpickled. A machine with other versions than the driver's is refused.
+- A machine that has greeted is free until a node is wanted. It is then offered for that, is told to
+  start it, and greets again when that has ended.
+- A node that is released ends by its own links, or by its lease.
+- It ends with the driver, and then machines end what they run.
+
+Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from zmq.utils import z85
+
+from phalanx.cluster.link.greeting import why_unfit
+from phalanx.cluster.link.messages import (
+    Answer,
+    Fenced,
+    Greeting,
+    MalformedMessage,
+    NodeEnded,
+    NodeKey,
+    decode,
+    encode,
+)
+from phalanx.runtime import descriptor_limit
+from phalanx.runtime.remote.authenticator import Authenticator
+
+if TYPE_CHECKING:
+    from phalanx.cluster.link.messages import Message
+
+_ORDER = 128 * 1024  # bytes of the driver's
+_LARGEST = 64 * 1024  # bytes of a machine's message
+_HANDSHAKE = 1000  # milliseconds
+
+
+def main() -> None:
+    """Serve; the arguments are the control socket and the driver's pidfd."""
+    descriptor_limit.raise_limit()  # strangers hold descriptors until they are turned away
+    control = socket.socket(fileno=int(sys.argv[1]))
+    Broker(control, json.loads(control.recv(_ORDER))).run(int(sys.argv[2]))
+
+
+class Broker:
+    """The broker. Used by one thread."""
+
+    def __init__(self, control: socket.socket, opening: dict[str, Any]) -> None:
+        self._control = control
+        self._wanted: list[int] = []  # nodes without a machine
+        self._free: list[bytes] = []  # machines without a node, by ZeroMQ's name for them
+        self._offered: dict[int, bytes] = {}  # those of nodes that are to be started
+        self._refusals: set[str] = set()
+        address, silence = opening["address"], int(1000 * opening["silence"])
+        host = f"[{address}]" if ":" in address else address
+        self._endpoint = f"tcp://{host}:{opening['port']}"
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = Authenticator(context)  # before anything can connect
+        self._authenticator.admit(bytes.fromhex(opening["node"]), b"node")
+        self._router = context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.MAXMSGSIZE, _LARGEST),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE),
+            (zmq.HEARTBEAT_IVL, silence // 4),
+            (zmq.HEARTBEAT_TIMEOUT, silence),
+            (zmq.HEARTBEAT_TTL, silence),  # the timeout of the other end
+            (zmq.CURVE_SERVER, 1),
+            (zmq.CURVE_SECRETKEY, z85.encode(bytes.fromhex(opening["driver"]))),
+            (zmq.ZAP_DOMAIN, b"phalanx"),
+            (zmq.IPV6, 1 if ":" in address else 0),
+        ):
+            self._router.setsockopt(option, value)
+        self._monitor = self._router.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
+        try:
+            self._router.bind(self._endpoint)
+        except zmq.ZMQError as error:
+            self._tell(failed=f"cannot listen for nodes: {error}")
+            raise SystemExit(1) from error
+        self._tell(address=address, ranks_per_node=opening["ranks_per_node"])
+
+    def run(self, driver: int) -> None:
+        """Serve until the driver lets go, or has ended."""
+        poller, control = zmq.Poller(), self._control.fileno()
+        for each in (driver, control, self._authenticator.socket, self._monitor, self._router):
+            poller.register(each, zmq.POLLIN)
+        while driver not in (ready := dict(poller.poll())):
+            if control in ready:
+                data = b""
+                with contextlib.suppress(ConnectionResetError):
+                    data = self._control.recv(_ORDER)
+                if not data:
+                    return
+                self._obey(json.loads(data))
+            self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
+            while self._monitor.poll(0):
+                self._monitor.recv_multipart()
+                self._refused("", "it has another key, or does not speak as a node does")
+            while self._router.poll(0):
+                self._hear(*self._router.recv_multipart())
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        match order:
+            case {"reserve": numbers}:
+                self._wanted += numbers
+                self._offer()
+            case {"start": number, "order": text} if number in self._offered:
+                if not self._post(self._offered.pop(number), [text.encode()]):
+                    self._tell(node=number, gone="its machine has gone", swept=False)
+            case {"release": number}:
+                self._wanted = [each for each in self._wanted if each != number]
+                if number in self._offered:
+                    self._free.append(self._offered.pop(number))
+                self._tell(node=number, released=True)
+                self._offer()
+            case _:
+                pass
+
+    def _hear(self, route: bytes, *parts: bytes) -> None:
+        try:
+            message: Message | None = decode(parts)
+        except MalformedMessage:
+            message = None
+        match message:
+            case Greeting():
+                if why := why_unfit(message):
+                    self._refused(message.address, why)
+                    self._post(route, encode(Fenced(why=why)))
+                elif route not in self._free:
+                    self._free.append(route)
+                    self._offer()
+            case NodeKey(number=number, key=key):
+                self._tell(node=number, key=key)
+            case NodeEnded(number=number, why=why, swept=swept):
+                self._tell(node=number, gone=why, swept=swept)
+            case _:
+                why = "the driver has another phalanx: install the same version on both"
+                self._post(route, encode(Fenced(why=why)))
+
+    def _offer(self) -> None:
+        """Offer the machines that are free, and still there, for the nodes that are wanted."""
+        free = [route for route in self._free if self._post(route, encode(Answer(number=0)))]
+        while self._wanted and free:
+            number = self._wanted.pop(0)
+            self._offered[number] = free.pop(0)
+            self._tell(node=number, offered=True)
+        self._free = free
+        if self._wanted:
+            self._tell(shortage=f"{len(self._wanted)} more have to join at {self._endpoint}")
+
+    def _post(self, route: bytes, parts: list[bytes]) -> bool:
+        """Send to a machine; return False if its connection has ended."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._router.send_multipart([route, *parts], zmq.NOBLOCK)
+            return True
+        return False
+
+    def _refused(self, address: str, why: str) -> None:
+        if why not in self._refusals:
+            self._refusals.add(why)
+            self._tell(refused=why, address=address)
+
+    def _tell(self, **what: Any) -> None:
+        try:
+            self._control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)
+        except OSError:
+            os._exit(1)  # the driver has let go
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Offer this machine to a driver, as a node for its ranks.
+
+For srun, pods, and whatever else starts processes. Connects to the driver, whose
+Executor has cluster=JoinedNodes(bind=HOST, port=PORT), and runs a node when the
+driver wants one, with the GPUs that CUDA_VISIBLE_DEVICES leaves; after that has
+ended, another. The key that the driver has is read from a file, or from the
+environment variable PHALANX_NODE_KEY. What the node runs ends with this command.
+
+Exit codes:
+  0  the driver has ended
+  1  the driver was not reached, or refuses this machine: other key, other versions
+  2  the command line makes no sense, or there is no key
+  130  Ctrl-C, or SIGTERM
+
+Examples:
+  phalanx node --join 10.0.0.1:29600 --key-file /shared/node.key
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections import deque
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils import z85
+
+from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.messages import Fenced, NodeEnded, NodeKey, NodeOrder
+from phalanx.cluster.link.node_link import LinkState, NodeLink
+from phalanx.cluster.node_process.starter import NodeStarter
+from phalanx.runtime import EventLoop
+from phalanx.supervision import NodeRefused, RuntimeFault, SpecError, check_seconds
+
+from .options import VARIABLE, secrets_of_key
+
+if TYPE_CHECKING:
+    import argparse
+
+    from phalanx.cluster.link.messages import Message
+
+_ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
+_LOOK = 1000  # milliseconds between looks at the time
+_ATTEMPTS = 10  # that end in the handshake; a few may, where a driver is about to listen, or to end
+_CLOSE = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of this subcommand."""
+    add = parser.add_argument
+    add("--join", required=True, metavar="HOST:PORT", help="where the driver listens for nodes")
+    file = f"file with the key, which no others may read; else {VARIABLE} has the key"
+    add("--key-file", metavar="FILE", help=file)
+    wait = "seconds for the driver to be reached (600)"
+    add("--wait", type=float, default=600.0, metavar="S", help=wait)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve the driver until it ends."""
+    address = _ADDRESS.fullmatch(arguments.join)
+    if address is None or int(address["port"]) not in range(1, 65536):
+        raise SpecError("join", arguments.join, "give HOST:PORT, where the driver listens")
+    wait = check_seconds("wait", arguments.wait, finite=False)
+    driver, node = secrets_of_key("key_file", arguments.key_file)
+    os.environ.pop(VARIABLE, None)  # ranks have no use for it
+    if os.getpid() == 1 and (child := os.fork()):
+        return _serve_as_init(child)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with closing(_Machine(arguments.join, driver, node)) as machine:
+        machine.join(wait)
+        machine.serve()
+    return 0
+
+
+def _serve_as_init(child: int) -> int:
+    """Be the init of a container: collect what others leave; return the exit code of *child*."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+class _Machine:
+    """This machine, which has one node at a time."""
+
+    def __init__(self, address: str, driver: bytes, node: bytes) -> None:
+        self._address = address
+        driver_key = zmq.curve_public(z85.encode(driver)).decode()
+        self._link = NodeLink(f"tcp://{address}", driver_key, z85.encode(node))
+        self._loop = EventLoop()
+        self._starter: NodeStarter | None = None
+        self._place = uuid.uuid4().hex
+        self._news: deque[Message] = deque()  # for the driver, of other threads
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def join(self, wait: float) -> None:
+        """Connect, within *wait* seconds.
+
+        Raises:
+            NodeRefused: the other end has not the key.
+            RuntimeFault: there is no other end.
+        """
+        until = time.monotonic() + wait
+        self._link.connect()
+        while self._link.state is not LinkState.OPEN:
+            if self._link.failures >= _ATTEMPTS:
+                raise NodeRefused(f"{self._address} has another key, or is no driver of phalanx")
+            if time.monotonic() >= until:
+                raise RuntimeFault(f"no driver was reached at {self._address} within {wait:g} s")
+            self._wait(_LOOK)
+
+    def serve(self) -> None:
+        """Run nodes until the driver has ended.
+
+        Raises:
+            NodeRefused: it will not have this machine.
+        """
+        _say(f"joined {self._address}")
+        self._greet()
+        while self._link.state is LinkState.OPEN:
+            while self._news:
+                self._link.send(self._news.popleft())
+            match self._link.receive():
+                case NodeOrder() as order:
+                    self._start(order)
+                case Fenced(why=why):
+                    raise NodeRefused(why)
+                case None:
+                    self._wait()
+                case _:
+                    pass
+        _say(f"the driver at {self._address} has ended")
+
+    def close(self) -> None:
+        """End the node, and what it has left."""
+        if self._starter is not None:
+            self._starter.close(time.monotonic() + _CLOSE)
+        self._link.close()
+        self._loop.close()
+
+    def _wait(self, milliseconds: int | None = None) -> None:
+        """Wait for news of the link or the node."""
+        poller = zmq.Poller()
+        for each in (self._wakeup, self._link.socket, self._link.monitor):
+            poller.register(each, zmq.POLLIN)
+        poller.poll(milliseconds)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+        self._link.look()
+
+    def _greet(self) -> None:
+        self._report(greeting_of(self._place, self._link.address))
+
+    def _start(self, order: NodeOrder) -> None:
+        def gone(why: str, swept: bool) -> None:
+            _say(f"node {order.number} is gone: {why}")
+            self._report(NodeEnded(number=order.number, why=why, swept=swept))
+            self._greet()
+
+        self._starter = NodeStarter(
+            self._loop,
+            replace(order, place=self._place),
+            on_key=lambda key: self._report(NodeKey(number=order.number, key=key)),
+            on_gone=gone,
+        )
+        try:
+            self._starter.start()
+        except RuntimeFault as error:
+            gone(str(error), swept=True)
+
+    def _report(self, message: Message) -> None:
+        self._news.append(message)
+        os.eventfd_write(self._wakeup, 1)
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"phalanx node: {what}\n")

@@ -1,0 +1,239 @@
+"""Nodes that join by themselves, as real `phalanx node` commands on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.drivers import Driver
+from tests.support.joining_nodes import Site
+from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.workers import Echo
+
+from phalanx.cluster import NodeFenced, NodeLost
+from phalanx.errors import NoNode, RuntimeFault, SpecError, StartFailed
+from phalanx.runtime import Runtime, StrangerRefused
+
+OTHER_VERSION = (
+    "import sys; from phalanx.cli import main; from phalanx.cluster.link import greeting;"
+    "greeting._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with contextlib.closing(Site(tmp_path)) as site:
+        yield site
+
+
+def test_ranks_are_on_the_machines_that_have_joined_and_the_commands_end_with_the_driver(
+    site: Site, runtime: Runtime
+) -> None:
+    commands = [site.join(WORD=word) for word in ("one", "two")]
+
+    group = site.group(Echo, 2, runtime)
+
+    words = group.collective_rpc(lambda worker: os.environ["WORD"])
+    secret = group.collective_rpc(lambda worker: os.environ.get("PHALANX_NODE_KEY"))
+    assert sorted(words) == ["one", "two"]
+    assert secret == [None, None]
+    assert [node.state for node in group.status().nodes] == ["up", "up"]
+    group.close()
+    assert [command.ended() for command in commands] == [0, 0]
+    assert all(command.says("has ended") for command in commands)
+
+
+def test_after_its_node_process_was_killed_a_machine_joins_again_and_the_group_heals(
+    site: Site, runtime: Runtime
+) -> None:
+    commands = [site.join(), site.join()]
+    group = site.group(Echo, 2, runtime)
+
+    old = site.lose(site.command_of(1))
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert group.status().restarts == 1
+    (fenced,) = site.of(NodeFenced)
+    assert "its process has ended" in fenced.why  # and not its lease
+    assert [command.process.poll() for command in commands] == [None, None]
+    assert old not in {command.node_process() for command in commands}
+
+
+def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runtime) -> None:
+    site.join()
+    victim = site.join()
+    group = site.group(Echo, 2, runtime)
+
+    victim.process.kill()
+    future = group.collective_rpc("rank", non_block=True, retries=3)
+    wait_until(lambda: site.of(NodeLost))
+    victim.ended()
+    late = site.join()
+
+    assert future.result(LONG) == [0, 1]
+    assert group.status().restarts == 1
+    assert late in {site.command_of(rank) for rank in (0, 1)}
+
+
+def test_a_machine_that_joins_late_becomes_the_spare(site: Site, runtime: Runtime) -> None:
+    first = site.join()
+    group = site.group(Echo, 1, runtime, spare_nodes=1)
+    assert site.command_of(0) is first
+
+    spare = site.join()
+    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
+    site.lose(first)
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0]
+    assert site.command_of(0) is spare
+
+
+def test_a_machine_that_is_needed_by_no_rank_waits_and_ends_with_the_driver(
+    site: Site, runtime: Runtime
+) -> None:
+    commands = [site.join() for _ in range(3)]
+    group = site.group(Echo, 1, runtime)
+    wait_until(lambda: all(command.says("joined") for command in commands))
+    idle = [command for command in commands if command.node_process() is None]
+    assert len(idle) == 2
+
+    group.resize(2, timeout=LONG)
+    assert group.collective_rpc("rank") == [0, 1]
+    group.resize(1, timeout=LONG)
+    wait_until(lambda: sum(each.node_process() is None for each in commands) == 2)
+    group.resize(3, timeout=LONG)  # the one that was let go is there again
+    assert group.collective_rpc("rank") == [0, 1, 2]
+    group.close()
+
+    assert [command.ended() for command in commands] == [0] * 3
+
+
+# --- what is refused ----------------------------------------------------------------------
+
+
+def test_another_key_is_refused_on_both_sides_and_keeps_no_machine_away(
+    site: Site, runtime: Runtime, tmp_path: Path
+) -> None:
+    wrong = site.join(key=Site.new_key(tmp_path, "other"))
+    groups: list[Any] = []
+    starting = start_thread(lambda: groups.append(site.group(Echo, 1, runtime)))
+
+    assert wrong.ended() == 1
+    assert wrong.says("has another key")
+    right = site.join()
+    starting.join(LONG)
+
+    assert groups[0].collective_rpc("rank") == [0]
+    assert site.command_of(0) is right
+
+
+def test_a_stranger_is_told_of_by_name(site: Site, runtime: Runtime, tmp_path: Path) -> None:
+    site.join()
+    site.group(Echo, 1, runtime, spare_nodes=1)
+
+    site.join(key=Site.new_key(tmp_path, "other"))
+
+    wait_until(lambda: site.of(StrangerRefused))
+    assert "has another key" in site.of(StrangerRefused)[0].why
+
+
+def test_a_machine_with_other_versions_ends_with_the_reason_and_the_group_goes_on(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime, spare_nodes=1)
+
+    other = site.join(program=(sys.executable, "-c", OTHER_VERSION))
+
+    assert other.ended() == 1
+    assert other.says("has phalanx 9.9, and the driver")
+    assert group.collective_rpc("rank") == [0]
+    wait_until(lambda: [each for each in site.of(StrangerRefused) if "9.9" in each.why])
+
+
+def test_strangers_that_say_nothing_or_noise_keep_no_machine_away(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime, spare_nodes=1)
+    with contextlib.ExitStack() as strangers:
+        for number in range(100):
+            raw = socket.create_connection((site.host, site.port), LONG)
+            strangers.enter_context(raw)
+            if number % 2:
+                raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+
+        site.join()
+
+        wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
+    assert group.collective_rpc("rank") == [0]
+
+
+def test_a_port_that_is_taken_is_told(site: Site, runtime: Runtime) -> None:
+    with (
+        socket.create_server((site.host, site.port)),
+        pytest.raises((StartFailed, RuntimeFault)) as failed,
+    ):
+        site.group(Echo, 1, runtime)
+
+    assert "cannot listen for nodes: Address already in use" in repr(
+        (failed.value, failed.value.__cause__)
+    )
+
+
+def test_a_group_that_too_few_machines_join_ends_and_says_where_they_are_awaited(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+
+    with pytest.raises(StartFailed) as failed:
+        site.group(Echo, 2, runtime, node_wait=4.0)
+
+    assert isinstance(failed.value.__cause__, NoNode)
+    assert f"1 more have to join at tcp://{site.address}" in str(failed.value.__cause__)
+
+
+def test_a_group_without_a_key_is_refused(
+    site: Site, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PHALANX_NODE_KEY", raising=False)
+    site.key.unlink()
+
+    with pytest.raises(SpecError, match=r"cluster\.key_file='.*key'.*PHALANX_NODE_KEY"):
+        site.group(Echo, 1, runtime)
+
+
+# --- the end ------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_a_driver_that_is_killed(
+    site: Site, drive: Callable[..., Driver]
+) -> None:
+    command = site.join()
+    driver = drive("joined_driver", str(site.port), str(site.key))
+    assert driver.hear() == {"ranks": [0, 1]}
+    assert len(command.processes()) > 5
+
+    os.kill(driver.process.pid, signal.SIGKILL)
+
+    assert command.ended() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_ended_leaves_nothing(
+    site: Site, runtime: Runtime, number: signal.Signals
+) -> None:
+    command = site.join()
+    group = site.group(Echo, 1, runtime)
+    group.collective_rpc("grandchild", kwargs={"daemon": True})
+
+    command.process.send_signal(number)
+
+    assert command.ended() == 130
