@@ -22,6 +22,7 @@ _COMMANDS = {
     "metrics": ("rpc.metrics", "what metrics for Prometheus cost a call"),
     "recovery": ("recovery", "how long a group is gone when a rank is killed"),
     "kill": ("kill.scenarios", "what becomes of calls and machines when something is killed"),
+    "cluster": ("cluster.command", "how groups on several machines fare when nodes are lost"),
     "training": (
         "training.command",
         "what training through kills costs, and whether it stays exact",

@@ -22,11 +22,14 @@ MODULES = {
     "pipe": "pipes",
     "pykka": "pykka_threads",
     "ray": "ray_actors",
+    "ray-nodes": "ray_nodes",
     "xoscar": "xoscar_actors",
     "monarch": "monarch_mesh",
+    "monarch-hosts": "monarch_hosts",
     "vllm": "vllm_queue",
     "vllm-executor": "vllm_executor",
     "torchrun": "torchrun_group",
+    "torchrun-nodes": "torchrun_nodes",
 }
 
 

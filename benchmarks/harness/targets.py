@@ -1,7 +1,7 @@
 """`Verdict`: a figure held against a target.
 
-Guarantees: a target is met when the interval of the figure reaches it; what was not measured is
-neither met nor missed, and says why.
+Guarantees: a target is met when the interval of the figure reaches it, or where that is asked for,
+when all of the interval does; what was not measured is neither met nor missed, and says why.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ class Verdict:
     why: str = ""
 
 
-def at_most(what: str, found: Samples | None, limit: float, why: str = "") -> Verdict:
-    """Hold *found* against what it may be at most."""
+def at_most(
+    what: str, found: Samples | None, limit: float, why: str = "", *, whole: bool = False
+) -> Verdict:
+    """Hold *found* against what it may be at most; *whole*: with all of its interval."""
     if found is None:
         return Verdict(what, limit, why=why)
-    state: Literal["met", "missed"] = "met" if found.low <= limit else "missed"
+    end = found.high if whole else found.low
+    state: Literal["met", "missed"] = "met" if end <= limit else "missed"
     return Verdict(what, limit, found.median, found.low, found.high, state)
 
 

@@ -89,6 +89,37 @@ def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
     assert all(seconds > 0 for row in found["times"] for seconds in row["seconds"])
 
 
+def test_cluster_tells_of_lost_nodes_and_of_what_was_not_asked_for(tmp_path: Path) -> None:
+    done = bench(
+        *("cluster", "--only", "rank,eight,calls", "--rounds", "1", "--json", "-"), cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["why"], found["left"]) == ({}, [])
+    states = {target["what"]: target for target in found["targets"]}
+    measured = [what for what, target in states.items() if target["state"] != "not measured"]
+    assert len(measured) == 8
+    assert states["loss of a node with 8 ranks: restarts spent"]["value"] == 1
+    assert 0 < found["figures"]["rank.known"][0] < found["figures"]["rank.next"][0]
+    assert found["about"].startswith("Machines are ")
+
+
+@pytest.mark.soak
+def test_cluster_tells_every_row_that_needs_neither_ray_nor_peers(tmp_path: Path) -> None:
+    done = bench(
+        *("cluster", "--rounds", "1", "--cuts", "1", "--calls", "200", "--json", "-"), cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["left"] == []
+    assert found["why"].keys() <= {"driver", "ray"}
+    assert found["figures"]["silence.overlap"] == [0, 0]
+    assert {found["figures"][f"accounts.{what}"][0] for what in ("lost", "doubled", "stale")} == {0}
+    assert found["figures"]["accounts.nodes"][0] > 0
+
+
 @pytest.mark.soak
 def test_training_through_kills_is_exact_and_gives_its_figures(tmp_path: Path) -> None:
     small = ("--seconds", "9", "--cadence", "3", "--calm", "1", "--rounds", "1", "--width", "32")
@@ -147,6 +178,7 @@ def test_the_others_give_their_figures(words: tuple[str, ...], key: str, tmp_pat
         (("rpc", "--ranks", "0"), "at least 1"),
         (("rpc", "--seconds", "1e300"), "from 0 to 1e+09"),
         (("recovery", "--kills", "none"), "at least 1"),
+        (("cluster", "--only", "moon"), "there are rank, node"),
         (("peers", "--install", "dask"), "no such peer"),
     ],
 )

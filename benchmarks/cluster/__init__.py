@@ -1,0 +1,1 @@
+"""What groups on several machines take: calls, deaths, cuts, and what nodes cost."""
