@@ -66,10 +66,13 @@ class Lab:
 
     def count(self, what: str, most: int = _FEW) -> Iterator[int]:
         """Count rounds, *most* at most, and say so on stderr."""
-        most = min(most, self.rounds)
-        for number in range(most):
-            print(f"{what}: {number + 1} of {most}", file=sys.stderr, flush=True)
-            yield number
+        return _count(what, min(most, self.rounds))
+
+
+def _count(what: str, most: int) -> Iterator[int]:
+    for number in range(most):
+        print(f"{what}: {number + 1} of {most}", file=sys.stderr, flush=True)
+        yield number
 
 
 # --- what is lost ---------------------------------------------------------------------------
@@ -96,8 +99,7 @@ def node(lab: Lab) -> None:
 def silence(lab: Lab) -> None:
     """Cut a machine off for ever while its ranks are at work; there is a spare."""
     with lab.site(4, 4, spares=1) as site:
-        for number in range(2 * lab.cuts):
-            print(f"machine silent: {number + 1} of {2 * lab.cuts}", file=sys.stderr, flush=True)
+        for _ in _count("machine silent", 2 * lab.cuts):
             site.settle()
             ends = site.processes(site.nodes())
             act = partial(site.silence, site.nodes())
@@ -107,9 +109,8 @@ def silence(lab: Lab) -> None:
 def cuts(lab: Lab) -> None:
     """Cut a machine off for less than ``node_timeout``, and look whether its ranks are kept."""
     with lab.site(4, 4, spares=1) as site:
-        for number in range(len(_SHARES) * lab.cuts):
+        for number in _count("short cut", len(_SHARES) * lab.cuts):
             share = _SHARES[number % len(_SHARES)]
-            print(f"cut of {share}: {number // 2 + 1} of {lab.cuts}", file=sys.stderr, flush=True)
             site.settle()
             since = site.mark()
             site.silence(site.nodes())

@@ -36,8 +36,12 @@ _MODULES = {  # by the keys of rows: the contestant, and the environment that it
 def called(lab: Lab) -> Iterator[dict[str, Driven]]:
     """Open those that can be called, by the keys of their rows."""
     with ExitStack() as made:
-        opened = {name: _open(lab, made, name) for name in ("ray-actors", "monarch")}
-        yield {name: each for name, each in opened.items() if each is not None}
+        opened: dict[str, Driven] = {}
+        for name in ("ray-actors", "monarch"):
+            if (driven := _open(lab, made, name)) is not None:
+                opened[name] = driven
+                driven.pause()
+        yield opened
 
 
 def peer_turn(peer: Driven, size: int, seconds: float, *, alone: bool) -> list[float]:

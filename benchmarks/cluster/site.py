@@ -179,8 +179,8 @@ class Site:
         if ends:
             wait_ended(ends)
             at["gone"] = time.monotonic()
-            self.heal()
         call.result(LONG)
+        self.heal()  # not before: a machine that is silent sends nothing of its end either
         if held is not None and not isinstance(held.exception(LONG), WorkerDied):
             raise AssertionError("ranks that were to be lost have answered")
         at["known"] = self.wait(news, since)
@@ -194,7 +194,10 @@ class Site:
 
     def _hold(self) -> Any:
         call = self.group.collective_rpc("hold", LONG, non_block=True, retries=0)
+        deadline = time.monotonic() + LONG
         while not all(each.method == "hold" for each in self.group.ranks):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not all ranks are at work: {self.group.ranks}")
             time.sleep(_POLL)
         return call
 

@@ -14,10 +14,12 @@ from typing import Any
 from .monarch_mesh import Echo, MonarchMesh, monarch
 
 _PORT = 26_000
-_HOST = (
-    "from monarch.actor import run_worker_loop_forever as run; import sys; "
-    "run(ca='trust_all_connections', address=sys.argv[1])"
-)
+_HOST = """
+import sys
+from monarch.actor import enable_transport, run_worker_loop_forever
+enable_transport(sys.argv[1] + ":0")
+run_worker_loop_forever(ca="trust_all_connections", address=f"{sys.argv[1]}:{sys.argv[2]}")
+"""
 
 
 class MonarchHosts(MonarchMesh):
@@ -25,12 +27,15 @@ class MonarchHosts(MonarchMesh):
 
     def open(self, ranks: int, variant: str) -> None:
         where = json.loads(variant)
-        monarch.enable_transport(f"tcp://{where['here']}:{_PORT}")
-        workers = [f"tcp://{address}:{_PORT + 1}" for address in where["addresses"]]
+        monarch.enable_transport(f"tcp://{where['here']}:0")
+        far = [f"tcp://{address}" for address in where["addresses"]]
         self._hosts = [
-            subprocess.Popen([*prefix, sys.executable, "-c", _HOST, worker], stdout=sys.stderr)
-            for worker, prefix in zip(workers, where["prefixes"], strict=True)
+            subprocess.Popen(
+                [*prefix, sys.executable, "-c", _HOST, host, str(_PORT)], stdout=sys.stderr
+            )
+            for host, prefix in zip(far, where["prefixes"], strict=True)
         ]
+        workers = [f"{host}:{_PORT}" for host in far]
         hosts = monarch.attach_to_workers(ca="trust_all_connections", workers=workers)
         first = hosts.slice(hosts=0)
         self._mesh: Any = first.spawn_procs(per_host={"gpus": ranks}).spawn("echo", Echo)

@@ -29,7 +29,7 @@ class RayNodes(RayActors):
 
     def open(self, ranks: int, variant: str) -> None:
         self._where = json.loads(variant)
-        self._nodes: list[subprocess.Popen[bytes]] = []
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         head = {
             "num_cpus": 0,
@@ -61,9 +61,9 @@ class RayNodes(RayActors):
 
     def close(self) -> None:
         ray.shutdown()
-        for each in self._nodes:
+        for each in self._nodes.values():
             each.terminate()
-        for each in self._nodes:
+        for each in self._nodes.values():
             each.wait(30)
         self._cluster.shutdown()
 
@@ -77,23 +77,23 @@ class RayNodes(RayActors):
             self._actors = everybody
 
     def slow(self, seconds: float, notes: str) -> list[str]:
-        """Do as all do, with both far nodes there."""
+        """Do as all do, once both far nodes are there, and all actors."""
         self._complete()
+        deadline = time.monotonic() + _STARTED
         while True:
             try:
                 self.works(_STARTED)
-            except ray.exceptions.RayError:  # an actor that is being started anew
+            except ray.exceptions.RayError:  # one that is being started anew
+                if time.monotonic() > deadline:
+                    raise
                 time.sleep(0.1)
             else:
                 return super().slow(seconds, notes)
 
     def _complete(self) -> None:
-        """Start the far nodes that are not there; return when both are."""
-        self._nodes = [each for each in self._nodes if each.poll() is None]
-        far = {each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]}
-        where = zip(self._where["addresses"], self._where["prefixes"], strict=True)
-        for address, prefix in where:
-            if address in far:
+        """Start the far nodes whose processes have ended; return when two serve."""
+        for address, prefix in zip(self._where["addresses"], self._where["prefixes"], strict=True):
+            if address in self._nodes and self._nodes[address].poll() is None:
                 continue
             words = [
                 *prefix,
@@ -102,7 +102,7 @@ class RayNodes(RayActors):
                 *(f"--node-ip-address={address}", f'--resources={{"{_FAR}": 1}}'),
                 *(f"--object-store-memory={_STORE}", "--min-worker-port=0", "--max-worker-port=0"),
             ]
-            self._nodes.append(subprocess.Popen(words, stdout=sys.stderr))
+            self._nodes[address] = subprocess.Popen(words, stdout=sys.stderr)
         deadline = time.monotonic() + _STARTED
         while sum(each["Alive"] and _FAR in each["Resources"] for each in ray.nodes()) < 2:
             if time.monotonic() > deadline:

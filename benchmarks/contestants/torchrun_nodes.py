@@ -39,6 +39,7 @@ class TorchrunNodes(TorchrunGroup):
                     *(f"--nproc-per-node={ranks // 2}", "--max-restarts=1000"),
                     *("--monitor-interval=0.1", "--rdzv-id=phalanx", "--rdzv-backend=c10d"),
                     *(f"--rdzv-endpoint={addresses[0]}:{_PORT}", f"--local-addr={address}"),
+                    f"--rdzv-conf=is_host={int(address == addresses[0])}",
                     *("-m", "phalanx_peers.torchrun_rank", self._notes, "plain"),
                 ],
                 stdout=sys.stderr,
