@@ -155,7 +155,7 @@ def accounts(lab: Lab) -> None:
     with lab.site(4, 2, spares=1, args=(str(lab.folder),), **given) as site:
         site.settle()
         callers = [Caller(site.group, books, number, seed=1) for number in range(_CALLERS)]
-        threads = [threading.Thread(target=each.run, args=(over,)) for each in callers]
+        threads = [threading.Thread(target=c.run, args=(over,), daemon=True) for c in callers]
         for each in threads:
             each.start()
         try:
