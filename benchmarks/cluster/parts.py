@@ -158,6 +158,7 @@ def accounts(lab: Lab) -> None:
         threads = [threading.Thread(target=c.run, args=(over,), daemon=True) for c in callers]
         for each in threads:
             each.start()
+        number = 0
         try:
             for number in itertools.count():
                 if len(books.entries) >= lab.calls:
@@ -176,8 +177,12 @@ def accounts(lab: Lab) -> None:
             for each in threads:
                 each.join(2 * LONG)
         heard = threading.Event()  # callbacks run in their order: this one is the last
+
+        def is_over(_: Any) -> None:
+            heard.set()
+
         last: Any = site.group.collective_rpc(nothing, LONG, non_block=True, retries=100)
-        last.add_done_callback(lambda _: heard.set())
+        last.add_done_callback(is_over)
         heard.wait(LONG)
         books.sums["hung"] += sum(each.is_alive() for each in threads)
     books.audit()
@@ -258,8 +263,7 @@ def ray(lab: Lab) -> None:
         for _ in lab.count("start on Ray"):
             with Runtime(console=None, stream=False) as runtime:
                 launch, began = Launch(preload=("torch",)), time.monotonic()
-                given = {"runtime": runtime, "launch": launch, "options": options()}
-                with lab.site(8, 4, **given) as site:
+                with lab.site(8, 4, runtime=runtime, launch=launch, options=options()) as site:
                     site.group.collective_rpc("add_up", LONG)
                     lab.found.note("ray", {"start": time.monotonic() - began})
         there.add("n2")

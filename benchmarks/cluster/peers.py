@@ -18,7 +18,7 @@ from phalanx.runtime import procfs
 from .site import LONG, kill, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from .parts import Lab
 
@@ -33,7 +33,7 @@ _MODULES = {  # by the keys of rows: the contestant, and the environment that it
 
 
 @contextmanager
-def called(lab: Lab) -> Iterator[dict[str, Driven]]:
+def called(lab: Lab) -> Generator[dict[str, Driven]]:
     """Open those that can be called, by the keys of their rows."""
     with ExitStack() as made:
         opened: dict[str, Driven] = {}

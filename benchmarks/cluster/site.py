@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from phalanx import Runtime
     from phalanx.cluster import ClusterOptions
+    from phalanx.cluster.link.messages import NodeOrder
     from phalanx.runtime.linux.procfs import Task
 
     from .machines import Machines
@@ -84,11 +86,14 @@ class Site:
             engine_options={
                 "slots": machines.count,
                 "prefix": machines.prefix,
-                # One machine is lost again and again; it is not to be put aside for that.
-                "edit": lambda order: replace(order, place=uuid.uuid4().hex),
+                "edit": _elsewhere,
             },
         )
-        usual = {"strategy": Strategy.ONE_FOR_ONE, "launch": Launch(preload=()), "devices": "cpu"}
+        usual: dict[str, Any] = {
+            "strategy": Strategy.ONE_FOR_ONE,
+            "launch": Launch(preload=()),
+            "devices": "cpu",
+        }
         self.group: Executor[Any] = Executor(
             worker,
             ranks,
@@ -175,7 +180,7 @@ class Site:
         call: Any = self.group.collective_rpc(nothing, LONG, retries=100, non_block=True)
         for what, future in (("next", call), ("failed", held)):
             if future is not None:
-                future.add_done_callback(lambda _, w=what: self._note(at, w))
+                future.add_done_callback(partial(self._note, at, what))
         if ends:
             wait_ended(ends)
             at["gone"] = time.monotonic()
@@ -218,7 +223,7 @@ class Site:
         """Return the events of *kinds* after the first *since*, and when each was heard."""
         return [each for each in self._heard[since:] if isinstance(each[0], kinds)]
 
-    def _note(self, at: dict[str, float], what: str) -> None:
+    def _note(self, at: dict[str, float], what: str, _: Any = None) -> None:
         with self._news:
             at[what] = time.monotonic()
             self._news.notify_all()
@@ -232,6 +237,11 @@ class Site:
     def _engine(self) -> Any:
         assert isinstance(self._options, LocalNodes)
         return self._options.engines[0]
+
+
+def _elsewhere(order: NodeOrder) -> NodeOrder:
+    """Give each node a place of its own, so that none is put aside for being lost so often."""
+    return replace(order, place=uuid.uuid4().hex)
 
 
 def nothing(_worker: object) -> None:

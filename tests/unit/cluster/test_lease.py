@@ -179,6 +179,7 @@ def test_silence_costs_one_lease_and_little_more() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_million_worlds_have_no_overlap() -> None:
     assert [seed for seed in range(1_000_000) if World(seed, Lease, pauses=False).run()] == []
 
