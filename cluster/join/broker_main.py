@@ -5,7 +5,8 @@
 - A machine that has greeted is free until a node is wanted. It is then offered for that, is told to
   start it, and greets again when that has ended.
 - A node that is released ends by its own links, or by its lease.
-- It ends with the driver, and then machines end what they run.
+- It ends with the driver, and tells the machines, which end what they run. Those that it does not
+  tell, as it was killed or they are cut off, end that too, and then look for the driver again.
 
 Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from phalanx.cluster.link.messages import (
     Answer,
     Fenced,
     Greeting,
+    Leave,
     MalformedMessage,
     NodeEnded,
     NodeKey,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _ORDER = 128 * 1024  # bytes of the driver's
 _LARGEST = 64 * 1024  # bytes of a machine's message
 _HANDSHAKE = 1000  # milliseconds
+_LAST_WORDS = 1000
 
 
 def main() -> None:
@@ -57,16 +59,17 @@ class Broker:
     def __init__(self, control: socket.socket, opening: dict[str, Any]) -> None:
         self._control = control
         self._wanted: list[int] = []  # nodes without a machine
-        self._free: list[bytes] = []  # machines without a node, by ZeroMQ's name for them
+        self._machines: set[bytes] = set()  # by ZeroMQ's name for them
+        self._free: list[bytes] = []  # those without a node
         self._offered: dict[int, bytes] = {}  # those of nodes that are to be started
         self._refusals: set[str] = set()
         address, silence = opening["address"], int(1000 * opening["silence"])
         host = f"[{address}]" if ":" in address else address
         self._endpoint = f"tcp://{host}:{opening['port']}"
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authenticator = Authenticator(context)  # before anything can connect
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = Authenticator(self._context)  # before anything can connect
         self._authenticator.admit(bytes.fromhex(opening["node"]), b"node")
-        self._router = context.socket(zmq.ROUTER)
+        self._router = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.ROUTER_MANDATORY, 1),
@@ -92,7 +95,13 @@ class Broker:
         self._tell(address=address, ranks_per_node=opening["ranks_per_node"])
 
     def run(self, driver: int) -> None:
-        """Serve until the driver lets go, or has ended."""
+        """Serve until the driver lets go, or has ended, and tell the machines."""
+        self._serve(driver)
+        for route in list(self._machines):
+            self._post(route, encode(Leave()))
+        self._context.destroy(_LAST_WORDS)
+
+    def _serve(self, driver: int) -> None:
         poller, control = zmq.Poller(), self._control.fileno()
         for each in (driver, control, self._authenticator.socket, self._monitor, self._router):
             poller.register(each, zmq.POLLIN)
@@ -139,6 +148,7 @@ class Broker:
                     self._refused(message.address, why)
                     self._post(route, encode(Fenced(why=why)))
                 elif route not in self._free:
+                    self._machines.add(route)
                     self._free.append(route)
                     self._offer()
             case NodeKey(number=number, key=key):
@@ -165,6 +175,7 @@ class Broker:
         with contextlib.suppress(zmq.ZMQError):
             self._router.send_multipart([route, *parts], zmq.NOBLOCK)
             return True
+        self._machines.discard(route)
         return False
 
     def _refused(self, address: str, why: str) -> None:
@@ -173,10 +184,8 @@ class Broker:
             self._tell(refused=why, address=address)
 
     def _tell(self, **what: Any) -> None:
-        try:
+        with contextlib.suppress(OSError):  # if the driver has let go, that is heard next
             self._control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)
-        except OSError:
-            os._exit(1)  # the driver has let go
 
 
 if __name__ == "__main__":

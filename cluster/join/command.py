@@ -3,11 +3,13 @@
 For srun, pods, and whatever else starts processes. Connects to the driver, whose
 Executor has cluster=JoinedNodes(bind=HOST, port=PORT), and runs a node when the
 driver wants one, with the GPUs that CUDA_VISIBLE_DEVICES leaves; after that has
-ended, another. The key that the driver has is read from a file, or from the
-environment variable PHALANX_NODE_KEY. What the node runs ends with this command.
+ended, another. If the driver is lost without a word, it ends what it runs, and
+waits for the driver once more. The key that the driver has is read from a file, or
+from the environment variable PHALANX_NODE_KEY. What the node runs ends with this
+command.
 
 Exit codes:
-  0  the driver has ended
+  0  the driver has said that it ends
   1  the driver was not reached, or refuses this machine: other key, other versions
   2  the command line makes no sense, or there is no key
   130  Ctrl-C, or SIGTERM
@@ -33,7 +35,7 @@ import zmq
 from zmq.utils import z85
 
 from phalanx.cluster.link.greeting import greeting_of
-from phalanx.cluster.link.messages import Fenced, NodeEnded, NodeKey, NodeOrder
+from phalanx.cluster.link.messages import Fenced, Leave, NodeEnded, NodeKey, NodeOrder
 from phalanx.cluster.link.node_link import LinkState, NodeLink
 from phalanx.cluster.node_process.starter import NodeStarter
 from phalanx.runtime import EventLoop
@@ -75,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with closing(_Machine(arguments.join, driver, node)) as machine:
         machine.join(wait)
-        machine.serve()
+        while not machine.serve():
+            machine.join(wait)
     return 0
 
 
@@ -99,7 +102,7 @@ class _Machine:
         self._loop = EventLoop()
         self._starter: NodeStarter | None = None
         self._place = uuid.uuid4().hex
-        self._news: deque[Message] = deque()  # for the driver, of other threads
+        self._news: deque[Message] = deque()  # of other threads, for this connection
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def join(self, wait: float) -> None:
@@ -118,34 +121,46 @@ class _Machine:
                 raise RuntimeFault(f"no driver was reached at {self._address} within {wait:g} s")
             self._wait(_LOOK)
 
-    def serve(self) -> None:
-        """Run nodes until the driver has ended.
+    def serve(self) -> bool:
+        """Run nodes until the driver has said that it ends; return False if it was lost before.
 
         Raises:
             NodeRefused: it will not have this machine.
         """
         _say(f"joined {self._address}")
-        self._greet()
-        while self._link.state is LinkState.OPEN:
-            while self._news:
+        self._news = deque([greeting_of(self._place, self._link.address)])
+        while True:
+            is_open = self._link.state is LinkState.OPEN
+            while self._news and is_open:
                 self._link.send(self._news.popleft())
             match self._link.receive():
                 case NodeOrder() as order:
                     self._start(order)
                 case Fenced(why=why):
                     raise NodeRefused(why)
+                case Leave():
+                    _say(f"the driver at {self._address} has ended")
+                    return True
+                case None if not is_open:
+                    _say(f"the driver at {self._address} is lost")
+                    self._end_node()
+                    self._link.renew()
+                    return False
                 case None:
                     self._wait()
                 case _:
                     pass
-        _say(f"the driver at {self._address} has ended")
 
     def close(self) -> None:
         """End the node, and what it has left."""
-        if self._starter is not None:
-            self._starter.close(time.monotonic() + _CLOSE)
+        self._end_node()
         self._link.close()
         self._loop.close()
+
+    def _end_node(self) -> None:
+        if self._starter is not None:
+            self._starter.close(time.monotonic() + _CLOSE)
+            self._starter = None
 
     def _wait(self, milliseconds: int | None = None) -> None:
         """Wait for news of the link or the node."""
@@ -157,29 +172,28 @@ class _Machine:
             os.eventfd_read(self._wakeup)
         self._link.look()
 
-    def _greet(self) -> None:
-        self._report(greeting_of(self._place, self._link.address))
-
     def _start(self, order: NodeOrder) -> None:
+        news = self._news  # what comes of this node later is for no other connection
+
+        def report(message: Message) -> None:
+            news.append(message)
+            os.eventfd_write(self._wakeup, 1)
+
         def gone(why: str, swept: bool) -> None:
             _say(f"node {order.number} is gone: {why}")
-            self._report(NodeEnded(number=order.number, why=why, swept=swept))
-            self._greet()
+            report(NodeEnded(number=order.number, why=why, swept=swept))
+            report(greeting_of(self._place, self._link.address))
 
         self._starter = NodeStarter(
             self._loop,
             replace(order, place=self._place),
-            on_key=lambda key: self._report(NodeKey(number=order.number, key=key)),
+            on_key=lambda key: report(NodeKey(number=order.number, key=key)),
             on_gone=gone,
         )
         try:
             self._starter.start()
         except RuntimeFault as error:
             gone(str(error), swept=True)
-
-    def _report(self, message: Message) -> None:
-        self._news.append(message)
-        os.eventfd_write(self._wakeup, 1)
 
 
 def _say(what: str) -> None:

@@ -57,7 +57,6 @@ class NodeLink:
         self._secret = secret or zmq.curve_keypair()[1]
         self.public = zmq.curve_public(self._secret).decode()
         self.address = ""
-        self.failures = 0
         self._prepare()
 
     def connect(self) -> None:
@@ -65,12 +64,12 @@ class NodeLink:
         self.socket.connect(self._endpoint)
 
     def renew(self) -> None:
-        """Let a connection go that was refused; `connect` may follow."""
+        """Let a connection go that was refused or has ended; `connect` may follow."""
         self._close_sockets()
         self._prepare()
 
     def _prepare(self) -> None:
-        self.state = LinkState.CONNECTING
+        self.state, self.failures = LinkState.CONNECTING, 0
         self.socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, _LAST_WORDS),

@@ -35,11 +35,13 @@ class NodeCommand:
         *,
         prefix: Sequence[str] = (),
         program: Sequence[str] = (sys.executable, "-m", "phalanx.cli"),
+        wait: float = LONG,
         **environment: str,
     ) -> None:
         self._mark = uuid.uuid4().hex
         self.log = key.with_name(f"{self._mark}.log")
         words = [*prefix, *program, "node", "--join", address, "--key-file", str(key)]
+        words += ["--wait", str(wait)]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 words,

@@ -19,12 +19,22 @@ from tests.support.workers import Echo
 
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.errors import NoNode, RuntimeFault, SpecError, StartFailed
-from phalanx.runtime import Runtime, StrangerRefused
+from phalanx.runtime import Runtime, StrangerRefused, procfs
 
 OTHER_VERSION = (
     "import sys; from phalanx.cli import main; from phalanx.cluster.link import greeting;"
     "greeting._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
 )
+
+
+def broker_of(driver: int) -> int:
+    """Return the pid of the broker of the nodes of *driver*."""
+    (found,) = (
+        pid
+        for pid in procfs.descendants(procfs.read_all(), [driver])
+        if "join.broker_main" in procfs.command(pid)
+    )
+    return found
 
 
 @pytest.fixture
@@ -72,8 +82,8 @@ def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runt
     group = site.group(Echo, 2, runtime)
 
     victim.process.kill()
-    future = group.collective_rpc("rank", non_block=True, retries=3)
     wait_until(lambda: site.of(NodeLost))
+    future = group.collective_rpc("rank", non_block=True, retries=3)
     victim.ended()
     late = site.join()
 
@@ -113,6 +123,21 @@ def test_a_machine_that_is_needed_by_no_rank_waits_and_ends_with_the_driver(
     group.close()
 
     assert [command.ended() for command in commands] == [0] * 3
+
+
+def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_heals(
+    site: Site, runtime: Runtime
+) -> None:
+    commands = [site.join(), site.join()]
+    group = site.group(Echo, 2, runtime)
+
+    os.kill(broker_of(os.getpid()), signal.SIGKILL)
+
+    wait_until(lambda: len(site.of(NodeLost)) == 2)
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert [command.process.poll() for command in commands] == [None, None]
+    group.close()
+    assert [command.ended() for command in commands] == [0, 0]
 
 
 # --- what is refused ----------------------------------------------------------------------
@@ -224,6 +249,28 @@ def test_nothing_is_left_of_a_driver_that_is_killed(
     os.kill(driver.process.pid, signal.SIGKILL)
 
     assert command.ended() == 0
+
+
+def test_a_command_whose_driver_is_lost_without_a_word_ends_its_ranks_and_waits_for_a_driver(
+    site: Site, runtime: Runtime, drive: Callable[..., Driver]
+) -> None:
+    command = site.join()
+    driver = drive("joined_driver", str(site.port), str(site.key))
+    assert driver.hear() == {"ranks": [0, 1]}
+    short = site.join(wait=8.0)
+    wait_until(lambda: short.says("joined"))
+
+    broker = broker_of(driver.process.pid)
+    os.kill(broker, signal.SIGSTOP)  # it is not to say anything
+    os.kill(driver.process.pid, signal.SIGKILL)
+    os.kill(broker, signal.SIGKILL)
+
+    assert short.ended() == 1
+    assert short.says("no driver was reached")
+    wait_until(lambda: command.node_process() is None, "the end of what it ran")
+    group = site.group(Echo, 1, runtime)
+    assert group.collective_rpc("rank") == [0]
+    assert site.command_of(0) is command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
