@@ -65,18 +65,18 @@ class Machines:
         """Cut these machines off."""
         for number in numbers:
             self._cut.add(number)
-            _run(f"ip link set port{number} type bridge_slave state {_CUT}")
+            _run(f"bridge link set dev port{number} state {_CUT}")
 
     def heal(self) -> None:
         """Connect those machines again."""
         while self._cut:
-            _run(f"ip link set port{self._cut.pop()} type bridge_slave state {_WHOLE}")
+            _run(f"bridge link set dev port{self._cut.pop()} state {_WHOLE}")
 
 
 def _enter() -> str:
     """Enter namespaces of this run's own; return why that cannot be done, or ""."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return "namespaces need root and the command ip"
+    if os.geteuid() != 0 or shutil.which("bridge") is None:
+        return "namespaces need root and the commands ip and bridge"
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NET | _MOUNT) != 0:
         return f"no namespaces here: {os.strerror(ctypes.get_errno())}"
