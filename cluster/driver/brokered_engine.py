@@ -193,5 +193,5 @@ class BrokeredEngine:
             self._changed.notify_all()
             was_reached = self._cluster is not None
         for number, events in lost.items():
-            events.gone(number, why, swept=False)
+            events.gone(number, why, swept=False, is_to_blame=False)
         return was_reached

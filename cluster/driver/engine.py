@@ -38,8 +38,11 @@ class EngineEvents(Protocol):
     def doubted(self, number: int, why: str) -> None:
         """The machine may be gone."""
 
-    def gone(self, number: int, why: str, *, swept: bool) -> None:
-        """The machine or the node process is gone; *swept*: and all that came from it."""
+    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
+        """The machine or the node process is gone; *swept*: and all that came from it.
+
+        The machine *is to blame*, unless it is the engine itself that has failed.
+        """
 
     def refused(self, address: str, why: str) -> None:
         """Something that may not be a node has tried to connect to the engine."""

@@ -70,7 +70,7 @@ class NodeListener(Protocol):
     def refused(self, address: str, why: str) -> None:
         """A stranger tried to connect; told once for each *why* of a gateway's."""
 
-    def put_aside(self, number: int, until: float) -> None:
+    def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         """The machine of the node was lost too often: it serves again at *until*."""
 
     def emptied(self) -> None:
@@ -165,14 +165,17 @@ class NodeOwner:
         """See `EngineEvents`."""
         self._post(lambda: decide.doubted(self.nodes, number, why, self._loop.time()))
 
-    def gone(self, number: int, why: str, *, swept: bool) -> None:
+    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
         """See `EngineEvents`."""
 
         def judge() -> NodeDecision:
-            node = self.nodes.find(number, *HELD, NodeState.LOST, NodeState.LEAVING)
+            node, at = (
+                self.nodes.find(number, *HELD, NodeState.LOST, NodeState.LEAVING),
+                self._loop.time(),
+            )
             if node is not None and swept:
-                return decide.ended(self.nodes, number, why, self._loop.time())
-            return decide.gone(self.nodes, number, why, self._loop.time())
+                return decide.ended(self.nodes, number, why, at)
+            return decide.gone(self.nodes, number, why, at, is_to_blame=is_to_blame)
 
         self._post(judge)
 
@@ -228,7 +231,7 @@ class NodeOwner:
                 self._take(decide.answers_ended(self.nodes, node.number, at))
             elif node.state is not NodeState.ASKED:
                 why = "the gateway of all nodes has ended"
-                self._take(decide.gone(self.nodes, node.number, why, at))
+                self._take(decide.gone(self.nodes, node.number, why, at, is_to_blame=False))
         self._set_timer()
 
     # --- decisions ----------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class NodeOwner:
                 case Dismiss(number=number, why=why):
                     self._dismiss(number, why)
                 case PutAside(number=number, until=until):
-                    self._listener.put_aside(number, until)
+                    self._listener.put_aside(number, self._greetings[number], until)
                 case NoNode(why=why) if refused:
                     self._listener.failed(NodeRefused(why))
                 case NoNode(why=why):

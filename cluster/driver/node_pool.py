@@ -147,8 +147,9 @@ class NodePool:
             lease=self._options.node_timeout, wait=math.inf if wait is None else wait
         )
 
-        # A silent node is lost as a whole, at its timeout: its links are to last a little longer.
-        silence = 1.0 + 1.25 * self._options.node_timeout
+        # A silent node is lost as a whole, at its timeout. Its links are to outlast that: after a
+        # cut that it has outlived, TCP may be silent for as long again.
+        silence = 1.0 + 2.0 * self._options.node_timeout
         zmq = Zmq(bind=f"tcp://{host}", heartbeat=min(1.0, silence / 4), lost_after=silence)
 
         def gateway(owner: NodeOwner) -> NodeGateway:
@@ -410,8 +411,10 @@ class NodePool:
         """See `NodeListener`."""
         self._events.refused(address, why)
 
-    def put_aside(self, number: int, until: float) -> None:
+    def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         """See `NodeListener`."""
+        with self._changed:
+            self._greetings[number] = greeting
         seconds = until - self._loop.time()
         self._happened(partial(NodeQuarantined, seconds=seconds), number)
 

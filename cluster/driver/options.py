@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from phalanx.cluster.driver.engine import Engine
     from phalanx.runtime import EventLoop
 
-_LEAST_TIMEOUT = 0.5  # seconds, of which a tenth is the interval of beats
+_LEAST_TIMEOUT = 0.5  # seconds, of which a fortieth is the interval of beats
+_LONGEST_TIMEOUT = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class ClusterOptions(ABC):
         if self.ranks_per_node is not None:
             check_count("cluster.ranks_per_node", self.ranks_per_node)
         check_count("cluster.spare_nodes", self.spare_nodes, 0)
-        check_number("cluster.node_timeout", self.node_timeout, _LEAST_TIMEOUT)
+        check_number("cluster.node_timeout", self.node_timeout, _LEAST_TIMEOUT, _LONGEST_TIMEOUT)
         check_limit("cluster.node_wait", self.node_wait)
         if self.bind is not None:
             _check_address("cluster.bind", self.bind)

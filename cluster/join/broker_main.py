@@ -62,6 +62,7 @@ class Broker:
         self._machines: set[bytes] = set()  # by ZeroMQ's name for them
         self._free: list[bytes] = []  # those without a node
         self._offered: dict[int, bytes] = {}  # those of nodes that are to be started
+        self._started: dict[int, bytes] = {}
         self._refusals: set[str] = set()
         address, silence = opening["address"], int(1000 * opening["silence"])
         host = f"[{address}]" if ":" in address else address
@@ -126,10 +127,12 @@ class Broker:
                 self._wanted += numbers
                 self._offer()
             case {"start": number, "order": text} if number in self._offered:
-                if not self._post(self._offered.pop(number), [text.encode()]):
+                route = self._started[number] = self._offered.pop(number)
+                if not self._post(route, [text.encode()]):
                     self._tell(node=number, gone="its machine has gone", swept=False)
             case {"release": number}:
                 self._wanted = [each for each in self._wanted if each != number]
+                self._started.pop(number, None)
                 if number in self._offered:
                     self._free.append(self._offered.pop(number))
                 self._tell(node=number, released=True)
@@ -152,9 +155,11 @@ class Broker:
                     self._free.append(route)
                     self._offer()
             case NodeKey(number=number, key=key):
-                self._tell(node=number, key=key)
+                if self._started.get(number) == route:  # none speaks for another's node
+                    self._tell(node=number, key=key)
             case NodeEnded(number=number, why=why, swept=swept):
-                self._tell(node=number, gone=why, swept=swept)
+                if self._started.get(number) == route:
+                    self._tell(node=number, gone=why, swept=swept)
             case _:
                 why = "the driver has another phalanx: install the same version on both"
                 self._post(route, encode(Fenced(why=why)))

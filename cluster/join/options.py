@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cluster.driver.brokered_engine import BrokeredEngine
 from phalanx.cluster.driver.options import ClusterOptions
-from phalanx.supervision import SpecError, check_count, check_number
+from phalanx.supervision import SpecError, check_count, check_kind, check_number
 
 if TYPE_CHECKING:
     from phalanx.runtime import EventLoop
@@ -36,7 +36,7 @@ class JoinedNodes(ClusterOptions):
     """
 
     port: int = 29600
-    key_file: str | None = None
+    key_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         ClusterOptions.__post_init__(self)
@@ -45,6 +45,8 @@ class JoinedNodes(ClusterOptions):
         if self.ranks_per_node is None:
             raise SpecError("cluster.ranks_per_node", None, "say it: nodes are not known yet")
         check_number("cluster.port", check_count("cluster.port", self.port), 1, 65535)
+        if self.key_file is not None:
+            check_kind("cluster.key_file", self.key_file, str | os.PathLike)
 
     def engine(self, loop: EventLoop, *, gpus_per_rank: float) -> BrokeredEngine:
         """See `ClusterOptions`.
@@ -65,7 +67,7 @@ class JoinedNodes(ClusterOptions):
         return BrokeredEngine(loop, "join broker", "phalanx.cluster.join.broker_main", opening)
 
 
-def secrets_of_key(field: str, file: str | None) -> tuple[bytes, bytes]:
+def secrets_of_key(field: str, file: str | os.PathLike[str] | None) -> tuple[bytes, bytes]:
     """Return the secrets of the driver and of all nodes, 32 bytes each, which a key stands for.
 
     Raises:

@@ -1,10 +1,11 @@
 """The gateway process of a group on a cluster: where the links of its nodes and of its ranks meet.
 
 - To ranks it is the gateway of any group. A node's control link comes in at the same address, and
-  exists only to a node process whose key the driver has admitted; that key serves one process.
-  Nothing that comes is unpickled here.
+  exists only to a node process whose key the driver has admitted. One connection with that key
+  serves; another may bring beats of the same node. Nothing that comes is unpickled here.
 - It answers beats by itself, so a driver that is stopped loses no node. It notes when, before the
-  answer leaves. A node that was silenced is never answered again.
+  answer leaves. A node that was silenced is never answered again. The driver hears of beats now
+  and then, and whenever it asks for the time.
 - It never waits for the driver or for a node. It ends when the driver lets go or dies.
 """
 
@@ -52,6 +53,7 @@ LARGEST = 64 * 1024
 _SETTLE = 0.05  # seconds for what had arrived while this process was stopped to be read
 _KEY = 2.0  # seconds by which the key of a node may come after its first try to connect
 _STRANGERS = 64  # of them that are remembered
+_NEWS = 0.5  # seconds between words to the driver of beats that it has not asked for
 
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
@@ -90,6 +92,7 @@ class NodeGatewayProcess(GatewayProcess):
     def __init__(self, options: Zmq, link: socket.socket) -> None:
         self._nodes: dict[str, _Node] = {}  # by name
         self._heard: dict[int, float] = {}  # nodes whose beats the driver has not been told of
+        self._told_at = 0.0
         self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
         # Who was refused and may yet be admitted, by key: when that is told, from where, and why.
         self._strangers: dict[bytes, tuple[float, str, str]] = {}
@@ -100,7 +103,8 @@ class NodeGatewayProcess(GatewayProcess):
     def _next(self, due: float) -> float:
         told = [at for at, _, _ in self._strangers.values()]
         asked = [at for at, _ in self._asked]
-        return super()._next(min([due, *told, *asked]))
+        news = [self._told_at + _NEWS] if self._heard else []
+        return super()._next(min([due, *told, *asked, *news]))
 
     def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
         match order:
@@ -129,7 +133,7 @@ class NodeGatewayProcess(GatewayProcess):
                 super()._obey(order, fds, now)
 
     def _tell(self, head: dict[str, Any], raw: bytes = b"") -> None:
-        heard, self._heard = self._heard, {}
+        heard, self._heard, self._told_at = self._heard, {}, time.monotonic()
         super()._tell({**head, "heard": heard}, raw)
 
     def _go_on(self, now: float) -> None:
@@ -140,7 +144,7 @@ class NodeGatewayProcess(GatewayProcess):
                 super()._refuse(address, why, key)
         while self._asked and now >= self._asked[0][0]:
             self._tell({"now": time.monotonic(), "ask": self._asked.popleft()[1]})
-        if self._heard and not self._backlog:
+        if self._heard and not self._backlog and now >= self._told_at + _NEWS:
             self._tell({})
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:
@@ -158,7 +162,9 @@ class NodeGatewayProcess(GatewayProcess):
                 self._send(node, Answer(number=0))
 
     def _inside(self) -> int:
-        return super()._inside() + sum(node.is_connected for node in self._nodes.values())
+        # One that is silenced is not sent anything, so it is not known whether it is there still.
+        nodes = self._nodes.values()
+        return super()._inside() + sum(n.is_connected and not n.is_silenced for n in nodes)
 
     def _hear_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:
         node = self._nodes.get(name)
@@ -181,26 +187,26 @@ class NodeGatewayProcess(GatewayProcess):
         match message:
             case Greeting() if node.route is None and not node.is_silenced:
                 node.route, node.answered_at = route, now  # its lease runs from its greeting
-                # A second process that has the key is turned away from here on.
-                self._authenticator.dismiss(node.name.encode())
                 self._tell({"from": node.number, "at": now}, parts[0])
             case Greeting() if route == node.route:
                 self._tell({"stray": node.number, "why": "it has greeted twice"})
-            case _ if route != node.route:
-                why = "another process has greeted with this key" if node.route else "it is refused"
-                refusal = encode(Fenced(why=why))
-                with contextlib.suppress(zmq.ZMQError):
-                    self._router.send_multipart([route, *refusal], zmq.NOBLOCK)
-                self._refuse("", why)
-            case Beat(number=number):
+            case Beat(number=number) if node.route is not None:
                 if not node.is_silenced:
                     node.answered_at = now
                     self._heard[node.number] = now
-                    self._send(node, Answer(number=number))
+                    self._reply(route, Answer(number=number))
+            case _ if route != node.route:
+                why = "another process has greeted with this key" if node.route else "it is refused"
+                self._reply(route, Fenced(why=why))
+                self._refuse("", why)
             case Started() | NotStarted() | Output() | Ended() | StackText() | Stopped() | Swept():
                 self._tell({"from": node.number, "at": now}, parts[0])
             case _:
                 raise MalformedMessage(f"{type(message).__name__} is not a node's to send")
+
+    def _reply(self, route: bytes, message: Message) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it has gone
+            self._router.send_multipart([route, *encode(message)], zmq.NOBLOCK)
 
     def _send(self, node: _Node, message: Message) -> None:
         self._send_parts(node, encode(message))

@@ -45,7 +45,9 @@ class NodeLink:
         state: As of the last `look`.
         failures: How many connections were made and have ended before they were open.
         public: The node's public key, in ZeroMQ's encoding.
-        address: The node's own address on the way to the gateway; empty until it is known.
+        secret: The node's secret key, in that encoding.
+        address: The node's own address on the way to the gateway; empty until it is connected.
+        ends: What becomes readable when there is something to be done: `socket` and `monitor`.
         socket: Readable when there is a message: then `receive`.
         monitor: Readable when the state may have changed: then `look`.
     """
@@ -54,9 +56,8 @@ class NodeLink:
         self._endpoint = endpoint
         self._server_key = server_key.encode()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._secret = secret or zmq.curve_keypair()[1]
-        self.public = zmq.curve_public(self._secret).decode()
-        self.address = ""
+        self.secret = secret or zmq.curve_keypair()[1]
+        self.public = zmq.curve_public(self.secret).decode()
         self._prepare()
 
     def connect(self) -> None:
@@ -64,12 +65,12 @@ class NodeLink:
         self.socket.connect(self._endpoint)
 
     def renew(self) -> None:
-        """Let a connection go that was refused or has ended; `connect` may follow."""
+        """Let the connection go, if there is one; `connect` may follow."""
         self._close_sockets()
         self._prepare()
 
     def _prepare(self) -> None:
-        self.state, self.failures = LinkState.CONNECTING, 0
+        self.state, self.failures, self.address = LinkState.CONNECTING, 0, ""
         self.socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, _LAST_WORDS),
@@ -77,7 +78,7 @@ class NodeLink:
             (zmq.RCVHWM, 0),
             (zmq.CURVE_SERVERKEY, self._server_key),
             (zmq.CURVE_PUBLICKEY, self.public.encode()),
-            (zmq.CURVE_SECRETKEY, self._secret),
+            (zmq.CURVE_SECRETKEY, self.secret),
             (zmq.IPV6, 1 if "[" in self._endpoint else 0),
         ):
             self.socket.setsockopt(option, value)
@@ -87,6 +88,7 @@ class NodeLink:
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_DISCONNECTED
         )
+        self.ends = (self.socket, self.monitor)
 
     def look(self) -> None:
         """Bring `state` up to date."""

@@ -59,6 +59,8 @@ REFUSED = 71
 
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
+_PATIENCE = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
+_HANDSHAKE = 10  # beats until a connection that is there, and is not open, is tried anew
 
 
 def main() -> None:
@@ -83,6 +85,10 @@ class NodeProcess:
         self._link = NodeLink(order.endpoint, order.gateway_key)
         self._link.connect()
         starter.send(self._link.public.encode())
+        # For beats alone, while the first one is silent.
+        self._second = NodeLink(order.endpoint, order.gateway_key, self._link.secret)
+        self._tried = 0  # beats for which it was to connect
+        self._heard_at = 0.0  # on the first one, or when it was to be
         self._lease: Lease | None = None  # from the greeting on
         self._beat_at = 0.0
         self._retry_at = 0.0
@@ -95,9 +101,9 @@ class NodeProcess:
         self._launcher = Launcher(EventLoop(), preload=(), start_timeout=_IMPORT)
         self._launcher.keep_until(self._join_until + order.lease)
         self._ranks = Ranks(self._launcher, self._report, lambda: interface_of(self._link.address))
+        self._starters = (starter_pidfd, starter.fileno())
         self._steps: dict[int, Callable[[], None]] = {
-            starter_pidfd: lambda: self.end("its starter has ended"),
-            starter.fileno(): lambda: self.end("its starter has let it go"),
+            **dict.fromkeys(self._starters, self._be_left),
             self._wakeup: lambda: _drain(self._wakeup),
             self._timer: lambda: _drain(self._timer),
         }
@@ -111,10 +117,18 @@ class NodeProcess:
         while not self._is_done:
             self._arm()
             for fd in self._wait():
-                self._steps[fd]()
+                if (step := self._steps.get(fd)) is not None:
+                    step()
             self._link.look()
             now = syscalls.boot_time()
             while (message := self._link.receive()) is not None:
+                self._obey(message, now)
+                self._heard_at = now
+                if self._tried:
+                    self._second.renew()
+                    self._tried = 0
+            self._second.look()
+            while (message := self._second.receive()) is not None:
                 self._obey(message, now)
             if self._lease is None:
                 self._join(now)
@@ -122,6 +136,8 @@ class NodeProcess:
                 self.end("its lease is over")
             elif self._link.state is LinkState.ENDED and not self._is_done:
                 self.end("its control link has ended")
+            elif now > self._heard_at + _PATIENCE * self._order.lease:
+                self.end("its control link is silent")  # though another connection is not
             else:
                 self._speak(now)
         self._link.close()
@@ -137,6 +153,14 @@ class NodeProcess:
                 os.write(2, f"phalanx node {self._order.number} ends: {why}\n".encode())
         os._exit(code)
 
+    def _be_left(self) -> None:
+        """End, as what has started this process has ended or let it go."""
+        if self._lease is None:
+            self.end("its starter has gone")
+        for each in self._starters:
+            self._steps.pop(each, None)
+        self._ranks.sweep()  # and say so: then nobody waits for the end of the lease
+
     # --- waiting --------------------------------------------------------------------------
 
     def _arm(self) -> None:
@@ -150,7 +174,7 @@ class NodeProcess:
     def _wait(self) -> list[int]:
         """Return those of our descriptors that have news; ZeroMQ's are looked at in any case."""
         poller = zmq.Poller()
-        for each in (*self._steps, self._link.socket, self._link.monitor):
+        for each in (*self._steps, *self._link.ends, *self._second.ends):
             poller.register(each, zmq.POLLIN)
         return [fd for fd, _ in poller.poll() if isinstance(fd, int)]
 
@@ -168,6 +192,7 @@ class NodeProcess:
             now = syscalls.boot_time()
             self._link.send(greeting)
             self._lease = Lease(now, order.lease)
+            self._heard_at = now
             self._launcher.keep_until(self._lease.until)
             self._beat_at = now
         elif now >= self._join_until:
@@ -193,8 +218,23 @@ class NodeProcess:
         assert self._lease is not None
         if now >= self._beat_at:
             self._beat_at = now + self._order.lease / BEATS_PER_LEASE
-            self._link.send(Beat(number=self._lease.beat(now)))
+            beat = Beat(number=self._lease.beat(now))
+            self._link.send(beat)
+            if self._second.state is LinkState.OPEN:
+                self._second.send(beat)
+            if self._lease.is_quiet(now):
+                self._try_again()
             self._ranks.look()
+
+    def _try_again(self) -> None:
+        """Have the second link connect, anew unless that is about to succeed.
+
+        After a cut TCP may be silent for as long again as that has lasted: longer than the lease.
+        """
+        if not self._second.address or not self._tried % _HANDSHAKE:
+            self._second.renew()
+            self._second.connect()
+        self._tried += 1
 
     def _obey(self, message: Message, now: float) -> None:
         match message:

@@ -11,7 +11,8 @@
 - A lost node is replaced at once: there are always as many as are wanted, if machines can be had.
 - A node that begins and does not greet is replaced too, until some in a row have failed so.
 - A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is put aside. It stays
-  reserved meanwhile, or the same machine would be given again.
+  reserved meanwhile, or the same machine would be given again. What ends beside the driver, and
+  takes all nodes with it, is no fault of theirs.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import TypeAlias
 
 from .lease import over_at
 
-BEATS_PER_LEASE = 10
+BEATS_PER_LEASE = 40
 """How often a node sends a beat in the time of its lease."""
 
-_QUIET_BEATS = 2.5  # intervals of beats without one, after which a node is a suspect
+_QUIET = 0.25  # of a lease without a beat, after which a node is a suspect
 _LOSSES = 2  # of one machine, after which it is put aside
 _FAILURES = 3  # to join, in a row, after which no other machine is asked for
 
@@ -68,7 +69,7 @@ class NodeLimits:
     @property
     def quiet(self) -> float:
         """Silence after which a node is a suspect."""
-        return self.lease / BEATS_PER_LEASE * _QUIET_BEATS
+        return self.lease * _QUIET
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +290,18 @@ def doubted(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
     return nodes.with_(node), (Suspect(number, why),)
 
 
-def gone(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
-    """Return what follows when a node is certainly not there: its control link is closed, say."""
+def gone(
+    nodes: Nodes, number: int, why: str, at: float, *, is_to_blame: bool = True
+) -> NodeDecision:
+    """Return what follows when a node is certainly not there: its control link is closed, say.
+
+    Its machine may be put aside for that, unless it is not *to blame*.
+    """
     node = nodes.find(number)
     if node is None or node.state is NodeState.LOST:
         return nodes, ()
     if node.state in HELD:
-        return _lose(nodes, node, why, at)
+        return _lose(nodes, node, why, at, is_to_blame=is_to_blame)
     if node.state is NodeState.LEAVING:  # what it ran may go on until its lease is over
         return nodes.with_(replace(node, state=NodeState.LOST, since=at)), (Lose(number, why),)
     if node.state is NodeState.JOINING:
@@ -345,8 +351,10 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
     limits, number = nodes.limits, node.number
     match node.state:
         case NodeState.ASKED:
-            why = f"no machine in {limits.wait:g} s"
-            return nodes.without(number), (Dismiss(number, why), NoNode(why))
+            # One may come yet: a spare is wanted for as long as the group is there.
+            return nodes.with_(replace(node, since=at)), (
+                NoNode(f"no machine in {limits.wait:g} s"),
+            )
         case NodeState.JOINING:
             return _not_joined(nodes, number, f"its node has not greeted in {limits.join:g} s", at)
         case NodeState.UP:
@@ -372,10 +380,12 @@ def _not_joined(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
     return nodes, (Dismiss(number, why), NoNode(why))
 
 
-def _lose(nodes: Nodes, node: Node, why: str, at: float) -> NodeDecision:
+def _lose(
+    nodes: Nodes, node: Node, why: str, at: float, *, is_to_blame: bool = True
+) -> NodeDecision:
     since = at - nodes.limits.quarantine
     losses = tuple(each for each in nodes.losses if each[1] > since)
-    nodes = replace(nodes, losses=(*losses, (node.machine, at)))
+    nodes = replace(nodes, losses=(*losses, *[(node.machine, at)] * is_to_blame))
     lost = replace(node, state=NodeState.LOST, since=at)
     return _complete(nodes.with_(lost), at, (Lose(node.number, why),))
 

@@ -17,6 +17,9 @@ from __future__ import annotations
 DRIFT = 0.02
 """The share by which the clocks of two machines may differ in rate."""
 
+QUIET = 0.2
+"""The share of a lease without an answer from which on other ways are tried."""
+
 KILL_TIME = 1.0
 """Seconds from the end of a lease until every process of the node has ended."""
 
@@ -66,6 +69,10 @@ class Lease:
             self.until = max(self.until, sent + self._duration)
             self._sent = {late: at for late, at in self._sent.items() if late > number}
         return True
+
+    def is_quiet(self, now: float) -> bool:
+        """Return whether no beat of the last while has been answered."""
+        return now >= self.until - (1 - QUIET) * self._duration
 
     def is_over(self, now: float) -> bool:
         """Return whether every process of the node has to be ended now."""

@@ -100,7 +100,7 @@ def _disturb(relay: Relay, inward: float, outward: float) -> None:
     relay.delay(max((each for each in (inward, outward) if each < math.inf), default=0.0))
     for way, delay in (("down", inward), ("up", outward)):
         if delay == math.inf:
-            relay.mute(way)
+            relay.cut(way)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Told:
     def refused(self, address: str, why: str) -> None:
         self._note("refused", -1, why)
 
-    def put_aside(self, number: int, until: float) -> None:
+    def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         self._note("put aside", number, until)
 
     def emptied(self) -> None:

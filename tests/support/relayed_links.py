@@ -96,6 +96,10 @@ class Relay:
         """Pass nothing more that *way*, once *after* more bytes have passed."""
         self._order("mute", way, after)
 
+    def cut(self, way: str = "both") -> None:
+        """Pass nothing more that *way*, of later connections neither."""
+        self._order("cut", way)
+
     def heal(self) -> None:
         self._order("heal")
 

@@ -5,6 +5,7 @@ Orders come line by line on standard input, and are acknowledged by the line ``d
 - ``mute WAY BYTES``: pass nothing more of the connections there are once so many more bytes have
   passed that *way* (``up``: from who connected; ``down``: to it; ``both``). None is closed, as by
   a cable that is cut. Later connections pass.
+- ``cut WAY``: pass nothing more of any connection that way, later ones included.
 - ``heal``: pass on again; what was sent meanwhile has waited, as it would for TCP's own patience.
 - ``delay SECONDS``: let everything take that much longer, each way.
 - ``replay WAY``: of each connection, pass on once more what passed last that way.
@@ -84,6 +85,7 @@ class Relay:
         self.listener = socket.create_server((host, int(port)))
         self.ways: list[Way] = []
         self.delay = 0.0
+        self.cuts: set[str] = set()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
@@ -132,6 +134,8 @@ class Relay:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.ways += [Way("up", ours, theirs), Way("down", theirs, ours)]
+        for way in self.ways[-2:]:
+            way.left = 0 if self.cuts & {way.name, "both"} else None
 
     def _close(self, ended: Way) -> None:
         for way in [each for each in self.ways if each.source in (ended.source, ended.sink)]:
@@ -148,11 +152,15 @@ class Relay:
     def _obey(self, what: str, *words: str) -> None:
         if what == "delay":
             self.delay = float(words[0])
+        elif what == "cut":
+            self.cuts.add(words[0])
+        elif what == "heal":
+            self.cuts.clear()
         for way in self.ways:
             if what == "heal":
                 way.left = None
-            elif what == "mute" and words[0] in (way.name, "both"):
-                way.left = int(words[1])
+            elif what in ("cut", "mute") and words[0] in (way.name, "both"):
+                way.left = 0 if what == "cut" else int(words[1])
             elif what == "replay" and words[0] == way.name:
                 way.hold(way.last)
 

@@ -41,7 +41,7 @@ class Told:
     def doubted(self, number: int, why: str) -> None:
         self.news.put(("doubted", number, why))
 
-    def gone(self, number: int, why: str, *, swept: bool) -> None:
+    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
         self.news.put(("gone", number, why, swept))
 
     def refused(self, address: str, why: str) -> None:

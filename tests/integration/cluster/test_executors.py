@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -489,6 +490,7 @@ def test_a_machine_that_was_lost_twice_is_put_aside(nodes: Make) -> None:
 
     wait_until(lambda: made.of(NodeQuarantined))
     assert made.of(NodeQuarantined)[0].seconds > 1.0
+    assert made.of(NodeQuarantined)[0].host == socket.gethostname()
 
 
 def test_calls_go_on_while_a_spare_node_is_lost(nodes: Make) -> None:

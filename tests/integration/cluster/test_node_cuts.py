@@ -43,7 +43,7 @@ def test_a_node_that_is_cut_off_ends_its_ranks_before_it_is_fenced(
     cluster.start(0, "pulse", str(tmp_path / "pulse"))
     wait_until(lambda: last_pulse(tmp_path / "pulse"))
 
-    relay.mute(way)
+    relay.cut(way)
     cut_at = time.monotonic()
 
     _, lost_at = cluster.told.wait("lost", 0)
@@ -63,7 +63,7 @@ def test_a_cut_of_half_a_lease_loses_nothing(behind: tuple[Cluster, Relay], tmp_
     cluster.start(0, "pulse", str(tmp_path / "pulse"))
 
     for way in ("both", "up", "down"):
-        relay.mute(way)
+        relay.cut(way)
         time.sleep(LEASE / 2)  # what is tested is that this much passes
         relay.heal()
         time.sleep(LEASE / 2)  # as is this
@@ -83,7 +83,7 @@ def test_beats_that_are_long_under_way_keep_no_lease_for_longer_than_they_say(
     time.sleep(LEASE)  # so that all that is under way is late
     assert cluster.told.of("lost") == []
 
-    relay.mute("down")
+    relay.cut("down")
     cut_at = time.monotonic()
 
     _, fenced_at = cluster.told.wait("fenced", 0)

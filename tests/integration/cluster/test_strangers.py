@@ -61,7 +61,7 @@ class Peer:
     def __init__(self, gateway: NodeGateway, *, key: NodeLink | None = None) -> None:
         self.link = NodeLink(gateway.endpoint, gateway.key)
         if key is not None:
-            self.link.public, self.link._secret = key.public, key._secret
+            self.link.public, self.link.secret = key.public, key.secret
             self.link.renew()
 
     def connect(self, *states: LinkState) -> LinkState:
@@ -162,10 +162,20 @@ def test_an_unknown_key_is_refused_and_told_once(
     assert set(whys) <= {EARLY}
 
 
-def test_a_key_that_was_used_is_refused(node: Peer, peer_of: Callable[..., Peer]) -> None:
-    assert peer_of(key=node.link).connect(LinkState.REFUSED) is LinkState.REFUSED
+def test_a_second_connection_of_a_node_brings_beats_and_nothing_else(
+    node: Peer, gateway: NodeGateway, peer_of: Callable[..., Peer]
+) -> None:
+    second = peer_of(key=node.link)
+    second.connect()
 
-    assert is_served(node)
+    assert is_served(second, 7)
+    second.link.send(Started(number=1, pids=(1,)))
+    assert next_of(second) == Fenced(why="another process has greeted with this key")
+    assert is_served(node, 8)
+    gateway.silence(1, "it is lost")
+    second.link.send(Beat(number=9))
+    assert next_of(node) == Fenced(why="it is lost")
+    assert not second.link.socket.poll(300)
 
 
 def test_of_two_processes_with_one_key_the_first_to_greet_serves(

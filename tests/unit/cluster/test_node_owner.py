@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from phalanx.cluster.driver.engine import EngineEvents
 from phalanx.cluster.driver.node_owner import NodeOwner
 from phalanx.cluster.link.greeting import greeting_of
-from phalanx.cluster.link.messages import Leave, Message, NodeOrder, Started, Swept
+from phalanx.cluster.link.messages import Greeting, Leave, Message, NodeOrder, Started, Swept
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.cluster.nodes.lease import over_at
 from phalanx.runtime import Timer
@@ -131,7 +131,7 @@ class World:
     def refused(self, address: str, why: str) -> None:
         self.did.append(("refused", why))
 
-    def put_aside(self, number: int, until: float) -> None:
+    def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         pass
 
     def emptied(self) -> None:

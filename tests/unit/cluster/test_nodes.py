@@ -136,7 +136,17 @@ def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for() -> N
         nodes, actions = decide.greeted(nodes, number + 1, "0", at)
 
     assert actions[1:] == (PutAside(2, at + 600.0), AskForNode(3))
-    assert pass_time(decide.heard(nodes, 2, at + 599.0)[0], at + 600.0)[1][-1] == Admit(2)
+    assert Admit(2) in pass_time(decide.heard(nodes, 2, at + 599.0)[0], at + 600.0)[1]
+
+
+def test_losses_of_which_no_machine_is_to_blame_put_nothing_aside() -> None:
+    nodes, at = serving(), 0.0
+    for number in range(5):
+        at += 1.0
+        nodes, _ = decide.gone(nodes, number, "the gateway has ended", at, is_to_blame=False)
+        nodes, _ = decide.offered(nodes, number + 1, at)
+        nodes, actions = decide.greeted(nodes, number + 1, "0", at)
+        assert actions[-1] == Admit(number + 1)
 
 
 def test_losses_that_lie_far_apart_put_nothing_aside() -> None:
@@ -152,21 +162,24 @@ def test_losses_that_lie_far_apart_put_nothing_aside() -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        ((), (Dismiss(0, "no machine in 60 s"), NoNode("no machine in 60 s"))),
+        ((), (NoNode("no machine in 60 s"),)),
         (
             (decide.offered,),
             (Dismiss(0, "its node has not greeted in 20 s"), AskForNode(1)),
         ),
     ],
 )
-def test_a_start_that_takes_too_long_is_given_up(
+def test_a_start_that_takes_too_long_is_told_or_given_up(
     steps: tuple[Callable[..., NodeDecision], ...], expected: tuple[NodeAction, ...]
 ) -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
     for step in steps:
         nodes, _ = step(nodes, 0, 0.0)
 
-    assert decide.time_passed(nodes, nodes.due())[1] == expected
+    nodes, actions = decide.time_passed(nodes, nodes.due())
+
+    assert actions == expected
+    assert nodes.find(len(steps), NodeState.ASKED)
 
 
 def test_a_node_that_cannot_serve_is_not_replaced_by_one_like_it() -> None:
