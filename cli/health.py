@@ -16,6 +16,7 @@ Examples:
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Observer, find_drivers, first_picture, safe_text
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         problem = "" if arguments.live else picture.incomplete()
         groups = len(picture.groups)
     except (RuntimeFault, SpecError) as error:
-        problem, groups = str(error), 0
+        print(f"phalanx health: {safe_text(str(error))}", file=sys.stderr)
+        return 1
     print(safe_text(problem) or f"ok: {groups} {'group' if groups == 1 else 'groups'}")
     return 1 if problem else 0

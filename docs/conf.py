@@ -1,7 +1,7 @@
 """Configuration of Sphinx: `make docs` builds the site into build/docs.
 
-A link that leaves docs/ is right in the repository. On the site one to ``benchmarks/README.md``
-leads to the page that shows that file, and any other is text.
+A link that leaves docs/ is right in the repository. On the site one to a file of `SHOWN` leads to
+the page that shows that file, and any other is text.
 """  # noqa: INP001 # a script
 
 from __future__ import annotations
@@ -33,19 +33,25 @@ napoleon_custom_sections = [("Source", "references_style"), ("Guarantees", "note
 myst_heading_anchors = 3
 
 DOCS = Path(__file__).parent
-BENCHMARKS = DOCS.parent / "benchmarks/README.md"
+SHOWN = {
+    "benchmarks": "benchmarks/README.md",
+    "changelog": "CHANGELOG.md",
+    "security": "SECURITY.md",
+}
+FILES = {page: DOCS.parent / file for page, file in SHOWN.items()}
+PAGES = {file: DOCS / f"{page}.md" for page, file in FILES.items()}
 
 
 def rewrite_links(_app: Any, page: str, source: list[str]) -> None:
     """Have the links of *page* lead to pages of the site."""
-    place = BENCHMARKS if page == "benchmarks" else DOCS / page
-    if place == BENCHMARKS:
-        source[0] = BENCHMARKS.read_text()
+    place = FILES.get(page, DOCS / page)
+    if page in FILES:
+        source[0] = place.read_text()
 
     def link(found: re.Match[str]) -> str:
         text, target, anchor = found.groups("")
         path = Path(os.path.normpath(place.parent / target))
-        path = DOCS / "benchmarks.md" if path == BENCHMARKS else path
+        path = PAGES.get(path, path)
         if path.is_relative_to(DOCS):
             return f"[{text}]({os.path.relpath(path, (DOCS / page).parent)}{anchor})"
         return text

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from embedding_options import parse
 from minilm import QUESTION, WIDTH, MiniLM, batches, is_right, passages
 from phalanx import Executor, Intensity, Launch, Strategy, WorkerActor, WorkerContext, method
 
@@ -44,7 +45,8 @@ class Replica(WorkerActor):
 
 def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
-    options = parse(words)
+    parser = argparse.ArgumentParser(description="Embed on replicas behind a common queue.")
+    options = parse(parser, words, ranks=4, kills=3, most=64)
     texts = [*passages(options.passages), QUESTION]
     work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     chance = random.Random(options.seed)
@@ -85,22 +87,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
     print(f"{len(work)} calls answered in {seconds:.2f} s; restarts: {restarts}")
     return 0 if is_right(texts, vectors) else 1
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options of *words* (None: the command line)."""
-    parser = argparse.ArgumentParser(description="Embed on replicas behind a common queue.")
-    add = parser.add_argument
-    add("--ranks", type=int, default=4, help="worker processes")
-    add("--kills", type=int, default=3, help="ranks to kill while they work")
-    add("--seed", type=int, default=0, help="of the moments and ranks of the kills")
-    add("--passages", type=int, default=2000, help="passages to embed, 32 to a call")
-    add("--device", default="cpu", help="cpu, or cuda for one GPU per rank")
-    options = parser.parse_args(words)
-    calls = len(range(0, options.passages + 1, 32))
-    if not (options.ranks > 0 and options.passages > 0 and 0 <= options.kills < calls):
-        parser.error(f"take at least 1 rank, at least 1 passage, and less than {calls} kills")
-    return options
 
 
 if __name__ == "__main__":

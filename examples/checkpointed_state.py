@@ -7,6 +7,7 @@ With a folder as its argument a later run resumes from the state of the one befo
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import io
@@ -16,12 +17,10 @@ import signal
 import sys
 import tempfile
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from phalanx import CheckpointPolicy, Executor, Intensity, Launch, WorkerActor, method
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from phalanx.errors import SpecError
 
 with contextlib.redirect_stdout(io.StringIO()) as zen:  # importing it prints the Zen of Python
     import this as _  # noqa: F401
@@ -57,18 +56,25 @@ class Counter(WorkerActor):
         return self._lines, dict(self._words)
 
 
-def main(argv: Sequence[str]) -> int:
+def main() -> int:
     """Count; return 0 if every word was counted once."""
+    parser = argparse.ArgumentParser(description="Count words while the workers are killed.")
+    parser.add_argument("folder", nargs="?", type=Path, help="of the state, for a later run")
+    folder: Path | None = parser.parse_args().folder
     lines = TEXT.splitlines() * 10
     with tempfile.TemporaryDirectory() as temporary:
-        policy = CheckpointPolicy(every_calls=1, where=argv[0] if argv else temporary, resume=True)
-        with Executor(
-            Counter,
-            2,
-            launch=Launch(preload=()),
-            checkpoint=policy,
-            intensity=Intensity(1000, 60.0),
-        ) as group:
+        policy = CheckpointPolicy(every_calls=1, where=folder or temporary, resume=True)
+        try:
+            group = Executor(
+                Counter,
+                2,
+                launch=Launch(preload=()),
+                checkpoint=policy,
+                intensity=Intensity(1000, 60.0),
+            )
+        except SpecError as error:  # the folder cannot be used
+            parser.error(str(error))
+        with group:
             done = group.collective_rpc("result")[0][0]
             ended = threading.Event()
             killer = threading.Thread(target=kill, args=(group, ended))
@@ -96,4 +102,4 @@ def kill(group: Executor[Counter], ended: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minilm import QUESTION, WIDTH, batches, is_right, passages
+from minilm import HEADS, QUESTION, WIDTH, batches, is_right, passages
 from phalanx import Executor, Intensity, Launch, Ray
 from phalanx.events import GroupUp, NodeFenced, NodeLost
 from tensor_parallel import Shard
@@ -96,6 +97,11 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.serve_ray:
         serve_ray(options.serve_ray[0], options.serve_ray[1:])
         return 0
+    for name, least, most in (("ranks", 1, HEADS), ("passages", 1, 2500), ("kills", 0, 9)):
+        if not least <= (value := getattr(options, name)) <= most:
+            parser.error(f"--{name} {value}: give {least} to {most}")
+    if find_spec("ray") is None:
+        parser.error("Ray is missing: pip install 'phalanx[ray]'")
     texts = [*passages(options.passages), QUESTION]
     work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     kill_at = {(i + 1) * len(work) // (options.kills + 1): f"m{i}" for i in range(options.kills)}

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from embedding_options import parse
 from minilm import LAYERS, QUESTION, WIDTH, MiniLM, batches, is_right, passages, share
 from phalanx import Executor, Intensity, Launch, WorkerActor, WorkerContext, method
 
@@ -67,7 +68,8 @@ class Segment(WorkerActor):
 
 def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
-    options = parse(words)
+    parser = argparse.ArgumentParser(description="Embed with the layers split over the ranks.")
+    options = parse(parser, words, ranks=3, kills=2, most=LAYERS)
     texts = [*passages(options.passages), QUESTION]
     work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     chance = random.Random(options.seed)
@@ -112,22 +114,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
     print(f"{len(work)} calls answered in {seconds:.2f} s; restarts: {restarts}")
     return 0 if is_right(texts, vectors) else 1
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options of *words* (None: the command line)."""
-    parser = argparse.ArgumentParser(description="Embed with the layers split over the ranks.")
-    add = parser.add_argument
-    add("--ranks", type=int, default=3, help="worker processes; at most 6 (layers)")
-    add("--kills", type=int, default=2, help="ranks to kill while they work")
-    add("--seed", type=int, default=0, help="of the moments and ranks of the kills")
-    add("--passages", type=int, default=2000, help="passages to embed, 32 to a call")
-    add("--device", default="cpu", help="cpu, or cuda for one GPU per rank")
-    options = parser.parse_args(words)
-    calls = len(range(0, options.passages + 1, 32))
-    if not (1 <= options.ranks <= LAYERS and options.passages > 0 and 0 <= options.kills < calls):
-        parser.error(f"take 1 to {LAYERS} ranks, at least 1 passage, and less than {calls} kills")
-    return options
 
 
 if __name__ == "__main__":

@@ -120,8 +120,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     parser.add_argument("--kill-driver", action="store_true", help="kill a first run half-way")
     options = parser.parse_args()
+    for name, least, most in (("ranks", 1, 64), ("limit", 1, 1000), ("kills", 0, options.limit)):
+        if not least <= (value := getattr(options, name)) <= most:
+            parser.error(f"--{name} {value}: give {least} to {most}")
     names = sorted(each.name for each in LIBRARY.glob("*.py"))[: options.limit]
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"out: {error}")
     if options.kill_driver:
         kill_a_driver(options, names)
     process(options, names)

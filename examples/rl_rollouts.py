@@ -1,8 +1,7 @@
 """Reinforcement learning with rollout workers that are killed again and again.
 
-The policy learns to add two digits. For each version of its weights the driver sends them to all
-rollout ranks and has trajectories made and scored, of which the learner makes the next. A call that
-a death cut short is sent again; a rank just started has no weights, and gets them when it says so.
+The policy learns to add two digits: rollout ranks make trajectories with its weights, which are
+scored, and of which the learner makes the next version. A call cut short by a death is sent again.
 
     python examples/rl_rollouts.py --kills 8
 """
@@ -11,7 +10,6 @@ import argparse
 import asyncio
 import os
 import random
-import signal
 import zlib
 from collections import Counter
 from typing import Any
@@ -110,8 +108,7 @@ async def learn(tree: Supervisor, options: argparse.Namespace) -> bool:
     async def trajectory(version: int, number: int, weights: Any) -> Any:
         nonlocal refused
         if version in kill_in and number == 2:
-            pids = [each.pid for each in rollouts.current().ranks if each.pid]
-            os.kill(chance.choice(pids), signal.SIGKILL)
+            os.kill(chance.choice([each.pid for each in rollouts.current().ranks if each.pid]), 9)
         while (made := await rollouts.aio.submit("make", args=(version, number), **again)) is None:
             refused += 1
             await rollouts.aio.collective_rpc("load", args=(version, weights), **again)
@@ -137,6 +134,9 @@ def main() -> int:
     for name, default in (("--ranks", 2), ("--versions", 100), ("--kills", 8), ("--seed", 0)):
         parser.add_argument(name, type=int, default=default, help=f"default {default}")
     options = parser.parse_args()
+    for name, low, high in (("ranks", 1, 64), ("versions", 1, 999), ("kills", 0, options.versions)):
+        if not low <= (value := getattr(options, name)) <= high:
+            parser.error(f"--{name} {value}: give {low} to {high}")
     often = options.kills + 3, 60.0  # restarts allowed, in seconds
     groups = ("learner", Learner, 1), ("reward", Reward, 1), ("rollouts", Rollout, options.ranks)
     with Runtime(console=None) as runtime:  # the reports of deaths are left out

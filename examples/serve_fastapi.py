@@ -1,8 +1,7 @@
 """A text generator behind HTTP: streams that go on through a kill, health, a drain at SIGTERM.
 
 The ranks share a process group; each holds the n-grams of its part of Python's documentation. One
-task makes the next letter of all requests with one call to all ranks. The text so far is in the
-driver, so a call that a death cut short is sent again. SIGTERM lets requests under way end.
+call to all ranks makes the next letter of all requests; if a death cut it short it is sent again.
 
     python examples/serve_fastapi.py
     curl -N 'localhost:8000/generate?prompt=The+class&length=300&seed=7'
@@ -142,9 +141,10 @@ async def health() -> Any:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Serve a text generator over HTTP.")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 in a container; %(default)s")
-    for name, default in (("--port", 8000), ("--ranks", 2), ("--restarts", 5)):
-        parser.add_argument(name, type=int, default=default, help=f"default {default}")
+    for name, default in (("host", "127.0.0.1"), ("port", 8000), ("ranks", 2), ("restarts", 5)):
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{default}")
     app.state.options = options = parser.parse_args()
-    # Uvicorn handles SIGTERM: it closes the listening socket, and waits for requests under way.
-    uvicorn.run(app, host=options.host, port=options.port, timeout_graceful_shutdown=30)
+    for name, least, most in (("port", 0, 65535), ("ranks", 1, 24), ("restarts", 0, 1000)):
+        if not least <= (value := getattr(options, name)) <= most:
+            parser.error(f"--{name} {value}: give {least} to {most}")
+    uvicorn.run(app, host=options.host, port=options.port, timeout_graceful_shutdown=30)  # SIGTERM

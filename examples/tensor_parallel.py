@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from embedding_options import parse
 from minilm import HEADS, QUESTION, WIDTH, MiniLM, batches, is_right, passages
 from phalanx import (
     Executor,
@@ -68,7 +69,11 @@ def all_reduce(partial: torch.Tensor) -> torch.Tensor:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
-    options = parse(words)
+    parser = argparse.ArgumentParser(description="Embed with every layer split over all ranks.")
+    parser.add_argument(
+        "--survivors", choices=["keep", "restart"], default="keep", help="on a death"
+    )
+    options = parse(parser, words, ranks=4, kills=3, most=HEADS)
     texts = [*passages(options.passages), QUESTION]
     work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     chance = random.Random(options.seed)
@@ -123,23 +128,6 @@ def main(words: Sequence[str] | None = None) -> int:
     for at in killed:
         print(f"recovery: {min(each for each in complete if each > at) - at:.2f} s")
     return 0 if is_right(texts, vectors) else 1
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options of *words* (None: the command line)."""
-    parser = argparse.ArgumentParser(description="Embed with every layer split over all ranks.")
-    add = parser.add_argument
-    add("--ranks", type=int, default=4, help="worker processes; at most 12 (attention heads)")
-    add("--kills", type=int, default=3, help="ranks to kill while they work")
-    add("--survivors", choices=["keep", "restart"], default="keep", help="on a death")
-    add("--seed", type=int, default=0, help="of the moments and ranks of the kills")
-    add("--passages", type=int, default=2000, help="passages to embed, 32 to a call")
-    add("--device", default="cpu", help="cpu, or cuda for one GPU per rank")
-    options = parser.parse_args(words)
-    calls = len(range(0, options.passages + 1, 32))
-    if not (1 <= options.ranks <= HEADS and options.passages > 0 and 0 <= options.kills < calls):
-        parser.error(f"take 1 to {HEADS} ranks, at least 1 passage, and less than {calls} kills")
-    return options
 
 
 if __name__ == "__main__":

@@ -95,7 +95,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, default=Path("torchrun_script.pt"))
     parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
     parser.add_argument("--die-at", type=int, default=-1, help="step before which rank 1 dies")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name, least in (("steps", 1), ("batch", 1), ("every", 1)):
+        if (value := getattr(options, name)) < least:
+            parser.error(f"--{name} {value}: give at least {least}")
+    if "RANK" not in os.environ:
+        parser.error("start it with: phalanx torchrun --nproc-per-node 2 torchrun_script.py")
+    return options
 
 
 @record

@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import statistics
-import sys
 import sysconfig
 import threading
 import time
@@ -47,8 +46,7 @@ class GPT(nn.Module):
     def forward(self, text: torch.Tensor) -> Any:
         """Return the logits of what follows each byte of *text*."""
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=text.device)
-        hidden = self.layers(self.token(text) + self.place.weight, mask, is_causal=True)
-        return self.head(hidden)
+        return self.head(self.layers(self.token(text) + self.place.weight, mask, is_causal=True))
 
 
 class GPTTrainer(Trainer):
@@ -126,15 +124,17 @@ def main() -> int:
         parser.add_argument(name, type=int, default=default, help=f"default {default}")
     parser.add_argument("--plot", type=Path, default=Path("train.png"), help="of the loss")
     options = parser.parse_args()
-    if not 0 <= options.kills <= options.steps - 2:
-        parser.error(f"--kills {options.kills}: at most one for each step but the first and last")
+    for name, low, high in (("ranks", 1, 64), ("steps", 2, 999), ("kills", 0, options.steps - 2)):
+        if not low <= (value := getattr(options, name)) <= high:
+            parser.error(f"--{name} {value}: give {low} to {high}")
+    if not (options.plot.absolute().parent.is_dir() and options.plot.suffix == ".png"):
+        parser.error(f"--plot {options.plot}: name a .png in a folder that is there")
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:80]
     text = "".join(ast.get_docstring(ast.parse(each.read_bytes())) or "" for each in sources)
     calm, got = (train(options, text.encode(), kills) for kills in (0, options.kills))
     lost, doubled = calm["used"] - got["used"], got["used"] - calm["used"]
     equal = got["hash"] == calm["hash"] and not lost and not doubled
-    print("steps", options.steps, "kills", options.kills, "done again", got["redone"], end=" ")
-    print("samples lost", lost.total(), "doubled", doubled.total())
+    print("done again", got["redone"], "samples lost", lost.total(), "doubled", doubled.total())
     print("stall per kill in seconds", *(f"{each:.2f}" for each in got["stalls"]))
     print("hash", got["hash"][:32], "undisturbed", calm["hash"][:32])
     print("equal:", "yes" if equal else "NO")
@@ -147,4 +147,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -30,4 +30,8 @@ def main(model: str, ranks: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    parser = argparse.ArgumentParser(description="Kill a worker of vLLM while it answers.")
+    parser.add_argument("model", help="a folder, or a name that vLLM finds")
+    parser.add_argument("ranks", nargs="?", type=int, choices=range(1, 9), default=1)
+    options = parser.parse_args()
+    main(options.model, options.ranks)

@@ -49,7 +49,6 @@ from .memory.shared_lock import SharedLock as SharedLock
 from .memory.shared_lock import create_lock_file as create_lock_file
 from .observe.console_text import describe as describe
 from .observe.console_text import render as render
-from .observe.console_text import safe_text as safe_text
 from .observe.crash_report import CallFate as CallFate
 from .observe.crash_report import CallInProgress as CallInProgress
 from .observe.crash_report import CrashReport as CrashReport
@@ -76,6 +75,7 @@ from .observe.log_channel import worker_logger as worker_logger
 from .observe.report_folder import ReportFile as ReportFile
 from .observe.report_folder import ReportFolder as ReportFolder
 from .observe.report_folder import read_report as read_report
+from .observe.safe_text import safe_text as safe_text
 from .observe.status import CALL_SECONDS as CALL_SECONDS
 from .observe.status import EARLIER_REPORT as EARLIER_REPORT
 from .observe.status import ChildStatus as ChildStatus

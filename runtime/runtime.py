@@ -23,7 +23,7 @@ from phalanx.runtime.observe.status import StatusSource
 from phalanx.runtime.output.collector_client import OutputCollector, choose_console
 from phalanx.runtime.process.launcher import Launcher, close_all
 from phalanx.runtime.threads.event_loop import EventLoop
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import RuntimeFault, check_kind
 
 if TYPE_CHECKING:
     from .event import LoggedEvent
@@ -65,6 +65,7 @@ class Runtime:
         report_dir: str | Path | ReportFolder | None = None,
     ) -> None:
         check_machine()
+        check_kind("name", name, str)
         console, level = choose_console(console, level)
         self.reports = None if report_dir is None else ReportFolder.of("report_dir", report_dir)
         self.owner = os.getpid()

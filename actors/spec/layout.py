@@ -6,13 +6,10 @@ then prefill context, then pipeline stage, as LLM engines number them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from phalanx.supervision import SpecError, check_count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from phalanx.supervision import SpecError, check_count, check_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +30,7 @@ class Layout:
     extra: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
+        check_kind("extra", self.extra, Mapping)
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline}
         sizes |= {"prefill_context": self.prefill_context, **self.extra}
         for name, size in sizes.items():

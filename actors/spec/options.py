@@ -316,6 +316,7 @@ def group_of(
     over: Mapping[str, Any] = MappingProxyType({}),
     *,
     short: str = "",
+    written: Mapping[str, str] = MappingProxyType({}),
 ) -> _G:
     """Return the options of *kind* that *given* stands for, with the fields *over* put over it.
 
@@ -324,6 +325,7 @@ def group_of(
         given: None for the defaults, a *kind*, a mapping of its fields, or the value of *short*.
         over: Values of fields.
         short: The field that a value of any other type is for; empty for none.
+        written: What errors call fields of *over*, where that is not the group and the field.
     """
     known = {each.name for each in fields(cast("Any", kind))}
     values: dict[str, Any] = {}
@@ -336,10 +338,16 @@ def group_of(
     elif given is not None:
         if not short:
             check_kind(name, given, kind)
-        values = {short: given}
+        values, written = {short: given}, {short: name, **written}
     for unknown in values.keys() - known:
         raise SpecError(f"{name}.{unknown}", values[unknown], f"give {', '.join(sorted(known))}")
-    return kind(**{**values, **over})
+    try:
+        return kind(**{**values, **over})
+    except SpecError as error:
+        word = written.get(error.field.removeprefix(f"{name}."))
+        if word is None:
+            raise
+        raise SpecError(word, error.value, error.remedy) from None
 
 
 # Parameter of `Executor` -> the group that it takes, and the field that it is short for.
@@ -371,7 +379,8 @@ def replaced_keywords(table: Mapping[str, str]) -> Callable[[_F], _F]:
                     advice = f"write {name}={kind.__name__}({part}=...)"
                     if value is not None or part in _NONE_COUNTS:
                         now = given.get(name)
-                        given[name] = group_of(name, kind, now, {part: value}, short=short)
+                        over, written = {part: value}, {part: old}
+                        given[name] = group_of(name, kind, now, over, short=short, written=written)
                 text = f"phalanx: {old}= is deprecated: {advice}"
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
             return function(*args, **given)
@@ -481,8 +490,8 @@ def spec_of(
     size = plan.world_size
     short = {"strategy": strategy, "intensity": intensity, "standby": standby}
     given = {key: value for key, value in short.items() if value is not None}
-    restarts = group_of("policy", RestartPolicy, policy, given)
-    limit = {} if hang_after is None else {"hang": hang_after}
+    restarts = group_of("policy", RestartPolicy, policy, given, written={key: key for key in given})
+    limit, hang = ({}, {}) if hang_after is None else ({"hang": hang_after}, {"hang": "hang_after"})
     start = group_of("launch", Launch, launch, short="method")
     if start.method == "inline" and size != 1:
         raise SpecError("world_size", size, 'launch="inline" has one rank')
@@ -520,7 +529,7 @@ def spec_of(
         ),
         policy=restarts,
         devices=pool,
-        limits=group_of("limits", Limits, limits, limit),
+        limits=group_of("limits", Limits, limits, limit, written=hang),
         launch=start,
         pickled_decider=b""
         if decider is None

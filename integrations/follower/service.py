@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import threading
@@ -62,6 +63,19 @@ def listen(host: Any, port: Any) -> socket.socket:
         why = str(error.strerror).partition(" (while attempting")[0]
         remedy = f"this machine has no such address ({why}); give 127.0.0.1 or 0.0.0.0"
         raise SpecError("host", host, remedy) from error
+
+
+def is_own_name(header: str, host: str) -> bool:
+    """Return whether *header*, that is ``Host``, has an address, ``localhost`` or *host*.
+
+    Else a page of another site, whose name has been pointed here, could read what is answered.
+    """
+    name = header.rpartition(":")[0] or header
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name.lower() in ("localhost", host.lower())
+    return True
 
 
 def url_of(listener: socket.socket) -> str:

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_labels(labels)
     follower = service.follow(DriverAccount(), arguments.driver)
     listener = service.listen(arguments.host, arguments.port)
-    with make_server(listener, follower, labels) as server:
+    with make_server(listener, arguments.host, follower, labels) as server:
         print(f"serving {service.url_of(listener)}/metrics", flush=True)  # noqa: T201
         service.serve(server, follower)
     return 0

@@ -1,10 +1,13 @@
 """HTTP routes: ``/metrics``, ``/healthz`` (the driver answers), ``/readyz`` (its groups are whole).
 
+On loopback a request must name this server as `is_own_name` says; beyond it any name will do.
+
 The listening socket is made apart from the server, so that a wrong address is its maker's error.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
@@ -18,7 +21,7 @@ import prometheus_client
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from phalanx.integrations.follower.follower import Follower
-from phalanx.integrations.follower.service import serve
+from phalanx.integrations.follower.service import is_own_name, serve
 
 from .account import DriverAccount
 from .families import AccountCollector
@@ -40,23 +43,24 @@ class _Handler(WSGIRequestHandler):
 
 
 def make_server(
-    listener: socket.socket, follower: Follower[DriverAccount], labels: Mapping[str, str]
+    listener: socket.socket, host: str, follower: Follower[DriverAccount], labels: Mapping[str, str]
 ) -> ThreadingWSGIServer:
-    """Return a server on *listener*, which it takes over; its ``serve_forever`` serves."""
+    """Return a server on *listener*, which it takes over; *host* is what the user has named."""
     server = ThreadingWSGIServer(("", 0), _Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
     server.server_address = listener.getsockname()
     server.server_name, server.server_port = listener.getsockname()[:2]
     server.setup_environ()
-    server.set_app(application(follower, labels))
+    is_local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+    server.set_app(application(follower, labels, host if is_local else ""))
     return server
 
 
 def application(
-    follower: Follower[DriverAccount], labels: Mapping[str, str]
+    follower: Follower[DriverAccount], labels: Mapping[str, str], host: str
 ) -> Callable[..., Iterable[bytes]]:
-    """Return the WSGI application of what *follower* knows."""
+    """Return the WSGI application of what *follower* knows, for any name if *host* is empty."""
     registry = prometheus_client.CollectorRegistry()
     collector: Any = AccountCollector(follower.account, follower.lock, labels)
     registry.register(collector)
@@ -66,6 +70,9 @@ def application(
     checks = {"/healthz": account.unwell, "/readyz": account.unready}
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if host and not is_own_name(environ.get("HTTP_HOST", host), host):
+            start("403 Forbidden", [_TEXT])
+            return [b"ask by address or localhost\n"]
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return metrics(environ, start)
@@ -82,9 +89,9 @@ def application(
 
 def main() -> None:
     """Serve the driver and the socket that the command line names, for a `MetricsServer`."""
-    pid, fd, labels = json.loads(sys.argv[1])
+    pid, fd, host, labels = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's to act on
     if os.getppid() == pid:  # else it has ended, and its number may be another's
         follower = Follower(DriverAccount(), pid=pid)
-        with make_server(socket.socket(fileno=fd), follower, labels) as server:
+        with make_server(socket.socket(fileno=fd), host, follower, labels) as server:
             serve(server, follower)

@@ -66,7 +66,7 @@ class MetricsServer:
 
         self._labels = dict(labels or {})
         check_labels(self._labels)
-        self._owner = os.getpid()
+        self._owner, self._host = os.getpid(), host
         self._listener = descriptors.own(listen(host, port))
         self.port: int = self._listener.getsockname()[1]
         self.url = url_of(self._listener)
@@ -100,7 +100,7 @@ class MetricsServer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         fd = self._listener.fileno()
-        about = json.dumps([os.getpid(), fd, self._labels])
+        about = json.dumps([os.getpid(), fd, self._host, self._labels])
         command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), about]
         return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from phalanx.actors import Emitted, Executor, Launch, RestartPolicy
 from phalanx.runtime import usable_processors
-from phalanx.supervision import Intensity, SpecError, check_count, check_kind
+from phalanx.supervision import (
+    Intensity,
+    SpecError,
+    check_choice,
+    check_count,
+    check_kind,
+    check_limit,
+)
 
 from .buffers import Store
 from .trainer import Plan, Resumed, Trainer
@@ -93,6 +100,8 @@ class Training(Generic[_T]):
         if threads is None:
             threads = max(1, int(usable_processors()) // ranks)
         check_count("threads", threads)
+        check_limit("timeout", timeout)
+        check_choice("survivors", survivors, ("keep", "restart"))
         if policy is None:
             policy = RestartPolicy(survivors=survivors, intensity=Intensity(100, 60.0))
         if every is None:

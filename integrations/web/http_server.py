@@ -6,12 +6,13 @@ A page of another site cannot read it: a request must name this server by an add
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
+
+from phalanx.integrations.follower.service import is_own_name
 
 if TYPE_CHECKING:
     import socket
@@ -37,7 +38,7 @@ class PageServer(ThreadingHTTPServer):
         self.socket = listener
         self.server_address = listener.getsockname()
         self.view = view
-        self.names = {"localhost", host.lower()}
+        self.host = host
         self.places = threading.BoundedSemaphore(_MOST)
         self.page = (files("phalanx.integrations.web") / "page.html").read_text()
 
@@ -50,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         return cast("PageServer", self.server)
 
     def do_GET(self) -> None:  # the base's name
-        if not self._is_named():
+        if not is_own_name(self.headers.get("Host", ""), self._served.host):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "ask by address or localhost\n")
             return
         match self.path.partition("?")[0]:
@@ -72,14 +73,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
         """Log nothing."""
-
-    def _is_named(self) -> bool:
-        name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return name.lower() in self._served.names
-        return True
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()

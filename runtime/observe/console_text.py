@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from .crash_report import CrashReport
 from .events import WorkerLabels
+from .safe_text import safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CONTROL: Final = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
 _LINES: Final = ("stdout", "stderr")
@@ -98,16 +96,6 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return value if value.isprintable() and " " not in value else repr(value)
     return json.dumps(value)
-
-
-def safe_text(text: str) -> str:
-    """Return *text* as one line; control characters but tab, and direction marks, are escaped."""
-    return text if text.isprintable() else _CONTROL.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    found = match[0]
-    return f"\\x{ord(found):02x}" if found < "\u0100" else f"\\u{ord(found):04x}"
 
 
 def _report(report: Any) -> list[str]:

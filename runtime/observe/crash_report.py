@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args, get_origi
 from phalanx.supervision import ExitReason
 
 from .diagnostics import STACKS
+from .safe_text import safe_text
 
 if TYPE_CHECKING:
     from .events import WorkerLabels
@@ -323,7 +324,7 @@ class CrashReport:
             ("stdout, its end", self.stdout),
             ("log, its end", "\n".join(map(_log_line, self.logs))),
         ]
-        parts = ["\n".join(head)]
+        parts = ["\n".join(map(safe_text, head))]
         parts += [f"--- {title}\n{_last_lines(text)}" for title, text in sections if text.strip()]
         if len(parts) == 1:
             parts.append("It left no output.")

@@ -170,24 +170,35 @@ def test_the_tests_of_a_worker_pass_and_find_a_worker_that_forgets(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "words", "told"),
     [
-        ("pipeline_parallel", ("--ranks", "7")),
-        ("tensor_parallel", ("--ranks", "13")),
-        ("batch_inference", ("--ranks", "0")),
-        ("batch_inference", ("--passages", "0")),
-        ("tensor_parallel", ("--kills", "-1")),
-        ("pipeline_parallel", ("--passages", "31", "--kills", "1")),
+        ("pipeline_parallel", "--ranks 7", "--ranks 7: give 1 to 6"),
+        ("tensor_parallel", "--ranks 13", "--ranks 13: give 1 to 12"),
+        ("batch_inference", "--passages 0", "--passages 0: give 1 to"),
+        ("tensor_parallel", "--kills -1", "--kills -1: give 0 to 62"),
+        ("pipeline_parallel", "--passages 31 --kills 1", "--kills 1: give 0 to 0"),
+        ("batch_inference", "--device cuda --ranks 64", "--device cuda: 64 ranks need"),
+        ("cluster_ray", "--kills -1", "--kills -1: give 0 to"),
+        ("rl_rollouts", "--kills -1", "--kills -1: give 0 to 100"),
+        ("serve_fastapi", "--port 99999", "--port 99999: give 0 to 65535"),
+        ("process_dataset", "OUT --limit -1", "--limit -1: give 1 to"),
+        ("process_dataset", "/proc/none", "out: [Errno 2] No such file or directory: '/proc/none'"),
+        ("train_ddp", "--plot none/x.png", "--plot none/x.png: name a .png in a folder"),
+        ("train_fsdp", "--ranks -1", "--ranks -1: give 1 to"),
+        ("torchrun_script", "--every 0", "--every 0: give at least 1"),
+        ("checkpointed_state", "/proc/none", "checkpoint.where='/proc/none': cannot be used"),
+        ("vllm_quickstart", "MODEL 0", "argument ranks: invalid choice: 0"),
     ],
 )
 def test_what_an_example_cannot_do_it_says_before_it_starts(
-    name: str, words: tuple[str, ...]
+    name: str, words: str, told: str, tmp_path: Path
 ) -> None:
-    done = run_python(str(EXAMPLES / f"{name}.py"), *words, timeout=100)
+    done = run_python(str(EXAMPLES / f"{name}.py"), *words.split(), timeout=100, cwd=tmp_path)
 
-    assert done.returncode == 2
-    assert "take" in done.stderr.splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert f"{name}.py: error: {told}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)

@@ -164,6 +164,17 @@ def test_what_makes_no_sense_is_refused_by_its_name(arguments: dict[str, Any], f
     assert refused.value.field == field
 
 
+def test_on_loopback_who_names_another_site_is_told_nothing_and_beyond_it_any_name_will_do() -> (
+    None
+):
+    with MetricsServer(0) as local, MetricsServer(0, "0.0.0.0") as everywhere:
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert get(local.url + path, Host=f"evil.example:{local.port}")[0] == 403
+            assert get(local.url + path, Host=f"LOCALHOST:{local.port}")[0] != 403
+            assert get(local.url + path)[0] != 403  # by address
+            assert get(f"http://127.0.0.1:{everywhere.port}{path}", Host="model.ns.svc")[0] != 403
+
+
 def test_labels_of_the_user_are_on_every_series() -> None:
     with (
         MetricsServer(0, labels={"run": 'a "b"'}) as metrics,
@@ -183,7 +194,7 @@ def test_labels_of_the_user_are_on_every_series() -> None:
 
 def health(*words: str) -> tuple[int, str]:
     done = run_python("-m", "phalanx.cli", "health", *words, cwd=ROOT)
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_the_name_of_a_group_is_shown_without_control_characters(gate: Path) -> None:
@@ -236,10 +247,11 @@ def test_health_is_an_exit_status_and_one_line(drive: Callable[..., Driver]) -> 
     live = health(name, "--live")
 
     assert absent[0] == 1
-    assert absent[1].startswith(f"driver='{name}'")
+    assert absent[1].startswith(f"phalanx health: driver='{name}'")
     assert absent[1].count("\n") == 1
     assert whole == live == (0, "ok: 1 group\n")
     assert silent[0] == 1
+    assert silent[1].startswith("phalanx health: ")
     assert "did not answer within 0.5 s" in silent[1]
     assert is_alive(rank)
 

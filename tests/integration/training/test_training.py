@@ -30,7 +30,7 @@ from tests.support.training_workers import (
 
 from phalanx.actors import Limits, RestartPolicy
 from phalanx.integrations.torch import HiddenState, Trainer, Training, WorldSizeChanged
-from phalanx.supervision import Intensity, StartFailed
+from phalanx.supervision import Intensity, SpecError, StartFailed
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 8
@@ -151,6 +151,14 @@ def test_a_trainer_with_hidden_state_is_refused_in_words() -> None:
 
     assert isinstance(caught.value.__cause__, HiddenState)
     assert "loader is a DataLoader, which has state that is not kept" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(("option", "value"), [("timeout", -0.5), ("survivors", "some")])
+def test_an_option_that_makes_no_sense_is_refused_by_its_name(option: str, value: Any) -> None:
+    with pytest.raises(SpecError) as refused:
+        Training(Replicated, 1, **{option: value})
+
+    assert refused.value.field == option
 
 
 def test_a_run_goes_on_from_its_folder_after_its_driver_was_killed(tmp_path: Path) -> None:

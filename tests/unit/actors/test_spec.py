@@ -95,6 +95,18 @@ def test_groups_may_be_tables_of_a_document() -> None:
     assert (found.launch.method, found.devices.visibility, found.world_size) == ("exec", "all", 2)
 
 
+def test_an_error_names_the_short_form_or_the_field_whichever_was_written() -> None:
+    wrong: list[dict[str, Any]] = [{"limits": {"hang": -1}}, {"launch": {"method": "x"}}]
+    wrong += [{"hang_after": -1}, {"launch": "x"}]
+    names = list[str]()
+    for options in wrong:
+        with pytest.raises(SpecError) as refused:
+            spec(**options)
+        names.append(refused.value.field)
+
+    assert names == ["limits.hang", "launch.method", "hang_after", "launch"]
+
+
 def test_a_short_form_goes_over_its_group() -> None:
     both = spec(strategy="one_for_one", policy=RestartPolicy(standby=3))
 

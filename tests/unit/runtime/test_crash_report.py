@@ -160,6 +160,13 @@ def test_the_first_lines_say_who_died_why_during_what_and_what_happens_next() ->
     ]
 
 
+def test_a_name_with_a_newline_does_not_split_the_heading() -> None:
+    told = replace(report(), group="em\nbed", child="root/em\nbed/1").render().splitlines()
+
+    assert told[0] == r"em\x0abed/1 #3 (root/em\x0abed/1) died: killed (SIGKILL)"
+    assert told[1].startswith("  doing ")
+
+
 def test_of_many_calls_the_first_are_named_and_the_rest_counted() -> None:
     many = tuple(CallFate(method="step", call_id=n, fate=Fate.FAILED) for n in range(500))
 
