@@ -90,6 +90,8 @@ def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runt
     assert future.result(LONG) == [0, 1]
     assert group.status().restarts == 1
     assert late in {site.command_of(rank) for rank in (0, 1)}
+    (fenced,) = site.of(NodeFenced)
+    assert fenced.why == "its last word"  # and not its lease, for which all would have waited
 
 
 def test_a_machine_that_joins_late_becomes_the_spare(site: Site, runtime: Runtime) -> None:
