@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -135,6 +135,8 @@ class NodeLink:
 def _own_address(fd: int) -> str:
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
-            return str(copy.getsockname()[0])
+            name: object = copy.getsockname()
     except OSError:  # it has been closed meanwhile
         return ""
+    # If it is no address of a network, another has its number now.
+    return str(cast("tuple[object]", name)[0]) if isinstance(name, tuple) else ""
