@@ -63,6 +63,7 @@ distributed distributed: destroy_model_parallel destroy_distributed_environment
 embedding model_executor.layers.vocab_parallel_embedding: get_masked_input_and_mask
 envs envs: enable_envs_cache VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
 init_logger logger:init_logger
+load_general_plugins plugins:load_general_plugins
 maybe_init_worker_tracer tracing:maybe_init_worker_tracer
 parallel_state distributed.parallel_state: get_world_group get_pp_group
 ranking v1.sample.ops.logprobs: batched_count_greater_than
@@ -80,8 +81,9 @@ vllm.distributed.kv_events vllm.lora.resolver
 vllm.model_executor.layers.quantization.compressed_tensors.utils
 vllm.model_executor.layers.quantization.online.base vllm.model_executor.model_loader
 vllm.triton_utils.dispatcher vllm.v1.attention.backends.cpu_attn
-vllm.v1.attention.backends.zentorch_sdpa vllm.v1.pool.flash_maxsim vllm.v1.worker.gpu_input_batch
-vllm.v1.worker.worker_base torch._inductor.compile_fx
+vllm.v1.attention.backends.zentorch_sdpa vllm.v1.executor.vllm_net_devices
+vllm.v1.pool.flash_maxsim vllm.v1.worker.gpu_input_batch vllm.v1.worker.worker_base
+torch._inductor.compile_fx
 """
 """The modules that a worker imports on the way to its first step, where a release has them."""
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PRELOAD = (
     "torch",
-    "phalanx.integrations.vllm.worker.engine_worker",
+    "phalanx.integrations.vllm.executor",  # the configuration holds its class
     "phalanx.integrations.vllm.worker.warmth",
 )
 

@@ -29,6 +29,19 @@ with torch.inference_mode():
 print("threads", tasks)
 """
 
+_KERNELS = """
+import phalanx.integrations.vllm.worker.warmth
+from vllm import plugins
+from vllm.platforms import current_platform
+from vllm.triton_utils.dispatcher import KernelOverride
+from vllm.v1.worker.block_table import ComputeSlotMappingKernel
+
+kernel = ComputeSlotMappingKernel.kernel
+current_platform.register_triton_kernel_overrides()  # as each worker does
+print("once", plugins.plugins_loaded, type(kernel) is KernelOverride)
+print("same", ComputeSlotMappingKernel.kernel is kernel)
+"""
+
 
 @pytest.mark.timeout(600)
 def test_a_rank_with_one_processor_compiles_nothing_and_is_forked_from_one_thread() -> None:
@@ -37,3 +50,12 @@ def test_a_rank_with_one_processor_compiles_nothing_and_is_forked_from_one_threa
     )
 
     assert done.stdout.split()[-2:] == ["threads", "1"], done.stderr[-4000:]
+
+
+@pytest.mark.timeout(600)
+def test_the_kernels_of_the_platform_are_put_in_place_once_for_all_ranks() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KERNELS], capture_output=True, text=True, timeout=600, check=False
+    )
+
+    assert done.stdout.split()[-5:] == ["once", "True", "True", "same", "True"], done.stderr[-4000:]

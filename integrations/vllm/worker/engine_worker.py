@@ -22,6 +22,7 @@ from phalanx.integrations.vllm.recovery import NotRestored, StaleEpoch
 
 from .resumption import Resumption
 from .shm_names import mark_names, marked_address, remove_names
+from .zero_pages import ZeroPages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,6 +135,9 @@ class EngineWorker(WorkerActor):
         for entry in entries:
             if entry.method == "determine_available_memory":
                 self._warm_up(entry)
+            elif entry.method == "initialize_from_config":
+                with ZeroPages():
+                    self._run(entry.method, entry.args, entry.kwargs)
             elif entry.method in _OF_ADAPTERS:
                 self._try(entry)
             else:

@@ -1,8 +1,9 @@
-"""Imports and compilation that ranks share: done once, by the process that they are forked from.
+"""What ranks share of their start: done once, by the process that they are forked from.
 
 Guarantees: the import of this module imports what of vLLM a worker imports on its way to its first
-step, and compiles, on a CPU, the two functions that vLLM compiles for any model; the process keeps
-its one thread; what this release lacks, or cannot compile, is left to the workers.
+step, registers what each would register, and compiles, on a CPU, the two functions that vLLM
+compiles for any model; the process keeps its one thread; what this release lacks, or cannot
+compile, and plug-ins of others are left to the workers.
 
 To compile takes a compiler and a thread, unless the result is in torch's cache on the disk. So a
 child does it first, and its exit code says whether a thread was left.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def warm_up() -> None:
     for name in compat.PRELOADED.split():
         with suppress(ImportError):
             import_module(name)
+    _register()
     if not compat.current_platform.is_cpu():
         return
     _end_pools()
@@ -38,6 +40,25 @@ def warm_up() -> None:
             compile_shared()
         if left != _LEFT_A_THREAD:
             return
+
+
+def _register() -> None:
+    """Load vLLM's own plug-ins, and put the platform's kernels in place of Triton's.
+
+    The latter looks at every name of every module, and would again: it does not know that it has
+    been done. Others' plug-ins come before it, and may do anything.
+    """
+    plugins = metadata.entry_points(group="vllm.general_plugins")
+    if all(each.module.startswith("vllm.") for each in plugins):
+        compat.load_general_plugins()
+        platform = compat.current_platform
+        if callable(register := getattr(platform, "register_triton_kernel_overrides", None)):
+            register()
+            platform.register_triton_kernel_overrides = _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def compile_shared() -> None:

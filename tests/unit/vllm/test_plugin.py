@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from phalanx.integrations.vllm.worker.resumption import (
     rewindable,
 )
 from phalanx.integrations.vllm.worker.shm_names import marked_address
+from phalanx.integrations.vllm.worker.zero_pages import ZeroPages
 
 
 def config(**parallel: Any) -> Any:
@@ -420,3 +422,39 @@ def test_ranks_meet_at_an_address_that_bears_the_mark_in_its_last_part() -> None
 
     assert address.startswith("tcp://127.0.0.1:4711")
     assert "phxabe3x" in address.split(":")[-1]
+
+
+def test_bytes_of_zero_take_no_memory_before_they_are_used() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    size, before = 1 << 28, resident()
+    with ZeroPages():
+        zeros = torch.zeros(size, dtype=torch.int8, device=torch.device("cpu"))
+
+    assert resident() - before < size // 2
+    assert (zeros.shape, zeros.dtype, zeros.is_contiguous()) == ((size,), torch.int8, True)
+    zeros[1:3] = 3
+    assert zeros.view(torch.float32)[:: size // 64].count_nonzero() == 1
+
+
+@pytest.mark.parametrize("size", [5, (), (2, 3)])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"dtype": torch.int8},
+        {"dtype": torch.int64, "device": torch.device("cpu")},
+        {"dtype": torch.int8, "device": torch.device("meta")},
+        {"dtype": torch.int8, "device": torch.device("cpu")},
+    ],
+)
+def test_other_zeros_are_as_torch_makes_them(size: Any, given: dict[str, Any]) -> None:
+    expected = torch.zeros(size, **given)
+
+    with ZeroPages():
+        zeros = torch.zeros(size, **given)
+
+    assert zeros.shape == expected.shape
+    assert (zeros.dtype, zeros.device) == (expected.dtype, expected.device)
+    assert zeros.is_meta or torch.equal(zeros, expected)
