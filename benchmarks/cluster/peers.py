@@ -1,7 +1,7 @@
 """Peers on two machines: Ray actors on two Ray nodes, Monarch on two hosts, torchrun's two agents.
 
-Each is a contestant in a process of its own, on the driver's machine, and in an environment of its
-own; what it starts on the other machines it starts by the prefixes that it is told.
+Each is a contestant in a separate process on the driver's machine, in a separate environment; what
+it starts on the other machines it starts by the prefixes that it is told.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LONG = 120.0  # seconds
 TIMEOUT = 3.0  # seconds of silence that make a node lost
-_POLL = 0.002  # seconds; of the end of processes that are not our children nothing is told
+_POLL = 0.002  # seconds; the kernel reports the end of children only, and these are none
 
 
 class Member(WorkerActor):
@@ -240,7 +240,7 @@ class Site:
 
 
 def _elsewhere(order: NodeOrder) -> NodeOrder:
-    """Give each node a place of its own, so that none is put aside for being lost so often."""
+    """Give each node another place, so that none is put aside for being lost so often."""
     return replace(order, place=uuid.uuid4().hex)
 
 

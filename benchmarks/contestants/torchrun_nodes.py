@@ -1,7 +1,7 @@
 """torchrun on two machines: an agent on each, half of the ranks under each of them.
 
 The variant is JSON: the ``addresses`` of two machines, and the ``prefixes`` with which command
-lines begin that are to run on these. Each round has a store of its own
+lines begin that are to run on these. Each round has another store
 (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE``): with the one that agents share, ranks that were started
 anew find the keys of the round before.
 """

@@ -40,6 +40,7 @@ class NodeLink:
         endpoint: As ``tcp://HOST:PORT``.
         server_key: The public key of the other end, in ZeroMQ's encoding.
         secret: The own secret key, in that encoding; None makes one.
+        context: Another link's, with which this one is closed; None makes one.
 
     Attributes:
         state: As of the last `look`.
@@ -52,13 +53,23 @@ class NodeLink:
         monitor: Readable when the state may have changed: then `look`.
     """
 
-    def __init__(self, endpoint: str, server_key: str, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        server_key: str,
+        secret: bytes | None = None,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
         self._endpoint = endpoint
-        self._server_key = server_key.encode()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._server_key = server_key
+        self._context = context or zmq.Context()
         self.secret = secret or zmq.curve_keypair()[1]
         self.public = zmq.curve_public(self.secret).decode()
         self._prepare()
+
+    def another(self) -> NodeLink:
+        """Return one more link to the same end, with the same keys; it is closed with this one."""
+        return NodeLink(self._endpoint, self._server_key, self.secret, self._context)
 
     def connect(self) -> None:
         """Begin to connect."""
@@ -66,7 +77,9 @@ class NodeLink:
 
     def renew(self) -> None:
         """Let the connection go, if there is one; `connect` may follow."""
-        self._close_sockets()
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -76,7 +89,7 @@ class NodeLink:
             (zmq.LINGER, _LAST_WORDS),
             (zmq.SNDHWM, 0),
             (zmq.RCVHWM, 0),
-            (zmq.CURVE_SERVERKEY, self._server_key),
+            (zmq.CURVE_SERVERKEY, self._server_key.encode()),
             (zmq.CURVE_PUBLICKEY, self.public.encode()),
             (zmq.CURVE_SECRETKEY, self.secret),
             (zmq.IPV6, 1 if "[" in self._endpoint else 0),
@@ -122,14 +135,8 @@ class NodeLink:
                 continue
 
     def close(self) -> None:
-        """Let the link go; what was sent has a moment to leave."""
-        self._close_sockets()
-        self._context.term()
-
-    def _close_sockets(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close()
-        self.socket.close()
+        """Let the link go, and each `another`; what was sent has a moment to leave."""
+        self._context.destroy(_LAST_WORDS)
 
 
 def _own_address(fd: int) -> str:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -60,6 +61,9 @@ REFUSED = 71
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
 _PATIENCE = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
+_SPARSE = (
+    4  # of so many beats one goes out on a link that brings no answer, for it delays the fence
+)
 _HANDSHAKE = 10  # beats until a connection that is there, and is not open, is tried anew
 
 
@@ -84,9 +88,10 @@ class NodeProcess:
         self._join_until = syscalls.boot_time() + order.join
         self._link = NodeLink(order.endpoint, order.gateway_key)
         self._link.connect()
-        starter.send(self._link.public.encode())
+        with contextlib.suppress(BrokenPipeError):  # if it has gone, that is noticed next
+            starter.send(self._link.public.encode())
         # For beats alone, while the first one is silent.
-        self._second = NodeLink(order.endpoint, order.gateway_key, self._link.secret)
+        self._second = self._link.another()
         self._tried = 0  # beats for which it was to connect
         self._heard_at = 0.0  # on the first one, or when it was to be
         self._lease: Lease | None = None  # from the greeting on
@@ -159,7 +164,8 @@ class NodeProcess:
             self.end("its starter has gone")
         for each in self._starters:
             self._steps.pop(each, None)
-        self._ranks.sweep()  # and say so: then nobody waits for the end of the lease
+        self._ranks.sweep()  # its last word fences the node: the driver need not wait for the lease
+        self._beat_at = math.inf  # which ends, should something withstand that
 
     # --- waiting --------------------------------------------------------------------------
 
@@ -218,11 +224,12 @@ class NodeProcess:
         assert self._lease is not None
         if now >= self._beat_at:
             self._beat_at = now + self._order.lease / BEATS_PER_LEASE
-            beat = Beat(number=self._lease.beat(now))
-            self._link.send(beat)
+            beat, is_quiet = Beat(number=self._lease.beat(now)), self._lease.is_quiet(now)
+            if not is_quiet or self._tried % _SPARSE == 0:
+                self._link.send(beat)
             if self._second.state is LinkState.OPEN:
                 self._second.send(beat)
-            if self._lease.is_quiet(now):
+            if is_quiet:
                 self._try_again()
             self._ranks.look()
 

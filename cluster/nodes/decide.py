@@ -151,7 +151,7 @@ class Node:
     """One node.
 
     Attributes:
-        since: When it entered its state.
+        since: When it entered its state; ``math.inf`` if it was asked for and did not come in time.
         machine: What names its machine until that boots anew; empty before the greeting.
         heard_at: When it was last heard.
         answered_at: When the last answer to it left, once none follows; None before.
@@ -229,6 +229,9 @@ NodeDecision: TypeAlias = tuple[Nodes, tuple[NodeAction, ...]]
 
 def want(nodes: Nodes, number: int, at: float) -> NodeDecision:
     """Have *number* nodes from now on: ask for those that are missing; `leave` ends others."""
+    for node in nodes.nodes:
+        if node.state is NodeState.ASKED and node.since == math.inf:
+            nodes = nodes.with_(replace(node, since=at))
     return _complete(replace(nodes, wanted=number), at)
 
 
@@ -351,10 +354,9 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
     limits, number = nodes.limits, node.number
     match node.state:
         case NodeState.ASKED:
-            # One may come yet: a spare is wanted for as long as the group is there.
-            return nodes.with_(replace(node, since=at)), (
-                NoNode(f"no machine in {limits.wait:g} s"),
-            )
+            # It stays asked for, as a spare may come late. Said once, until nodes are wanted anew.
+            why = f"no machine in {limits.wait:g} s"
+            return nodes.with_(replace(node, since=math.inf)), (NoNode(why),)
         case NodeState.JOINING:
             return _not_joined(nodes, number, f"its node has not greeted in {limits.join:g} s", at)
         case NodeState.UP:

@@ -61,7 +61,7 @@ class Site:
 
     def cut(self) -> None:
         self.nodes.engines[0].cut_off(0)  # what started the node there would be cut off too
-        for end in self.ends:  # frames go to nobody; the carrier is there, and the kernel's routes
+        for end in self.ends:  # frames are lost; the carrier stays, and so do the kernel's routes
             ip(*end, "lladdr", "02:00:00:00:00:01", "nud", "permanent")
 
     def heal(self) -> None:

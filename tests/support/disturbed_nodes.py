@@ -6,10 +6,7 @@ Both are a `phalanx.chaos.NodeNetwork`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -21,14 +18,13 @@ from typing import Any
 
 import pytest
 from tests.support.node_engine import LocalEngine, LocalNodes
-from tests.support.relayed_links import Relay, free_port, ip
+from tests.support.relayed_links import Relay, bare_namespace, free_port, ip
 
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.runtime import EventLoop
 
 # The node is not the init of its pid namespace, which SIGKILL from inside does not reach.
 INIT = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", '"$@"; exit $?', "init")
-_USES = itertools.count()
 
 
 class Disturbances:
@@ -119,18 +115,11 @@ class Machine:
 
 @contextlib.contextmanager
 def wired_machine() -> Generator[Machine]:
-    if os.geteuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
-        pytest.skip("a wire to a network namespace needs root, ip and /dev/net/tun")
-    use = next(_USES)
-    name = f"pw{os.getpid() % 100000}n{use}"
-    net = f"10.{150 + os.getpid() % 50}.{(os.getpid() // 50 + use) % 250}"
-    try:
-        ip("netns", "add", name)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespace here: {error.stderr}")
-    program = [sys.executable, str(Path(__file__).with_name("wire.py")), f"{name}a", f"{name}b"]
+    if not Path("/dev/net/tun").exists():
+        pytest.skip("a wire to a network namespace needs /dev/net/tun")
     with contextlib.ExitStack() as left:
-        left.callback(ip, "netns", "del", name)
+        name, net = left.enter_context(bare_namespace())
+        program = [sys.executable, str(Path(__file__).with_name("wire.py")), f"{name}a", f"{name}b"]
         wire = left.enter_context(
             subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         )

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class NodeCommand:
-    """One run of `phalanx node`; all that comes from it carries a mark of its own.
+    """One run of `phalanx node`; all that comes from it carries its mark.
 
     Attributes:
         log: What it has said.

@@ -35,7 +35,7 @@ class LocalEngine:
         prefix: What the command line of a node on that machine begins with.
         edit: Changes the orders of nodes.
         ranks_per_node: What it says of its machines.
-        agents: Whether each node is started by a process of its own.
+        agents: Whether each node is started by a separate process.
 
     Attributes:
         starters: By node.

@@ -129,8 +129,8 @@ class Relay:
 
 
 @contextlib.contextmanager
-def namespace() -> Generator[tuple[str, str, str, str]]:
-    """A network namespace at the end of a cable: its name, the cable, both addresses."""
+def bare_namespace() -> Generator[tuple[str, str]]:
+    """A network namespace: its name, and the first three numbers of a network for it."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("making a network namespace needs root and ip")
     use = next(_USES)  # the devices of one before may still be on their way out
@@ -141,6 +141,15 @@ def namespace() -> Generator[tuple[str, str, str, str]]:
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespace here: {error.stderr}")
     try:
+        yield name, net
+    finally:
+        ip("netns", "del", name)
+
+
+@contextlib.contextmanager
+def namespace() -> Generator[tuple[str, str, str, str]]:
+    """A network namespace at the end of a cable: its name, the cable, both addresses."""
+    with bare_namespace() as (name, net):
         ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b")
         ip("link", "set", f"{name}b", "netns", name)
         ip("addr", "add", f"{net}.1/30", "dev", f"{name}a")
@@ -148,8 +157,6 @@ def namespace() -> Generator[tuple[str, str, str, str]]:
         ip("netns", "exec", name, "ip", "addr", "add", f"{net}.2/30", "dev", f"{name}b")
         ip("netns", "exec", name, "ip", "link", "set", f"{name}b", "up")
         yield name, f"{name}a", f"{net}.1", f"{net}.2"
-    finally:
-        ip("netns", "del", name)
 
 
 def ip(*arguments: str) -> None:

@@ -27,7 +27,9 @@ class ZeroPages(TorchFunctionMode):
         del types
         given: dict[str, Any] = kwargs or {}
         is_bytes = given == {"dtype": torch.int8, "device": torch.device("cpu")}
-        if func is not torch.zeros or not is_bytes or [type(each) for each in args] != [int]:
-            return func(*args, **given)
-        pages = mmap.mmap(-1, args[0], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return torch.frombuffer(pages, dtype=torch.int8)
+        match args:
+            case (int(size),) if func is torch.zeros and is_bytes and size > 0:
+                pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                return torch.frombuffer(pages, dtype=torch.int8)
+            case _:
+                return func(*args, **given)

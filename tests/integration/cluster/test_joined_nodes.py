@@ -94,6 +94,23 @@ def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runt
     assert fenced.why == "its last word"  # and not its lease, for which all would have waited
 
 
+def test_a_command_that_is_killed_is_one_death_of_all_its_ranks(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+    site.join()
+    one = {"strategy": "one_for_one", "spare_nodes": 1, "ranks_per_node": 2}
+    group = site.group(Echo, 2, runtime, **one)
+    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
+
+    site.command_of(0).process.kill()
+    wait_until(lambda: site.of(NodeLost))
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert group.status().restarts == 1
+    assert [each.ranks for each in site.of(NodeLost)] == [(0, 1)]
+
+
 def test_a_machine_that_joins_late_becomes_the_spare(site: Site, runtime: Runtime) -> None:
     first = site.join()
     group = site.group(Echo, 1, runtime, spare_nodes=1)

@@ -32,6 +32,16 @@ class WrongLease(Lease):
         return True
 
 
+def test_a_lease_is_quiet_once_a_fifth_of_it_has_passed_without_an_answer() -> None:
+    lease = Lease(0.0, LEASE)
+    assert not lease.is_quiet(1.9)
+    assert lease.is_quiet(2.0)
+    number = lease.beat(2.0)
+    assert lease.answered(number, 2.5)
+    assert not lease.is_quiet(3.9)
+    assert lease.is_quiet(4.0)
+
+
 class World:
     """One node and its driver, with the network between them.
 

@@ -182,6 +182,19 @@ def test_a_start_that_takes_too_long_is_told_or_given_up(
     assert nodes.find(len(steps), NodeState.ASKED)
 
 
+def test_a_machine_that_does_not_come_is_told_once_for_each_time_that_nodes_are_wanted() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+    nodes, actions = decide.time_passed(nodes, 60.0)
+    assert actions == (NoNode("no machine in 60 s"),)
+    assert nodes.due() == math.inf
+
+    nodes, actions = decide.want(nodes, 1, 500.0)
+    assert (actions, nodes.due()) == ((), 560.0)
+    assert decide.want(nodes, 1, 550.0)[0].due() == 560.0
+    nodes, _ = decide.offered(nodes, 0, 700.0)
+    assert decide.greeted(nodes, 0, "0", 701.0)[1] == (Admit(0),)
+
+
 def test_a_node_that_cannot_serve_is_not_replaced_by_one_like_it() -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
     nodes, _ = decide.offered(nodes, 0, 0.0)
