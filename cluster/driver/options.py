@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from phalanx.cluster.driver.engine import Engine
     from phalanx.runtime import EventLoop
 
-_LEAST_TIMEOUT = 0.5  # seconds, of which a fortieth is the interval of beats
+_LEAST_TIMEOUT = 0.5  # seconds, of which a sixtieth is the interval of beats
 _LONGEST_TIMEOUT = 86400.0
 
 

@@ -64,7 +64,7 @@ _PATIENCE = 2.5  # leases without a word on the first link; after a cut TCP take
 _SPARSE = (
     4  # of so many beats one goes out on a link that brings no answer, for it delays the fence
 )
-_HANDSHAKE = 10  # beats until a connection that is there, and is not open, is tried anew
+_HANDSHAKE = 15  # beats until a connection that is there, and is not open, is tried anew
 
 
 def main() -> None:
@@ -132,7 +132,10 @@ class NodeProcess:
                 if self._tried:
                     self._second.renew()
                     self._tried = 0
+            was_open = self._second.state is LinkState.OPEN
             self._second.look()
+            if self._second.state is LinkState.OPEN and not was_open:
+                self._beat_at = now  # there may not be much left of the lease
             while (message := self._second.receive()) is not None:
                 self._obey(message, now)
             if self._lease is None:

@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 from .lease import over_at
 
-BEATS_PER_LEASE = 40
+BEATS_PER_LEASE = 60
 """How often a node sends a beat in the time of its lease."""
 
 _QUIET = 0.25  # of a lease without a beat, after which a node is a suspect
