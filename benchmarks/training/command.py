@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=several(count), default=[2, 4], help="one after the other (default 2,4)")
     add("--seconds", type=float, default=600.0, help="of each run with kills (default 600)")
     add("--cadence", type=float, default=15.0, help="seconds from kill to kill (default 15)")
-    add("--calm", type=float, default=20.0, help="seconds before the first (default 20)")
+    add("--calm", type=float, default=20.0, help="seconds before those (default 20)")
     add("--rounds", type=int, default=30, help="of the steady cost; 0 for none (default 30)")
     add("--width", type=count, default=256, help="of the model, a multiple of 4 (default 256)")
     add("--layers", type=count, default=4, help="of the model (default 4: 3.3 M parameters)")

@@ -25,7 +25,7 @@ class Found:
     """What was found of one system; times in seconds.
 
     Attributes:
-        step: The median step before the first kill.
+        step: The median step, of those in the time with kills that no kill fell into.
         steps: What was done in the time with kills.
         redone: Steps that were begun again.
         last: The step whose hash is compared.
@@ -81,10 +81,19 @@ def lost_and_doubled(notes: Iterable[Note], ranks: int) -> tuple[int, int]:
     return (right - used).total(), (used - right).total()
 
 
-def median_step(notes: Sequence[Note], before: float) -> float | None:
-    """Return the median time from one step of a rank to its next, of those up to *before*."""
+def median_step(
+    notes: Iterable[Note], killed: Sequence[float], began: float, ended: float
+) -> float | None:
+    """Return the median time from one step of a rank to its next, where no kill lies between.
+
+    Of the same time as the kills, for a machine's own pace moves by more than the kills cost.
+    """
     ends = [note.at for note in notes if (note.what, note.rank) == ("done", 0)]
-    taken = [after - end for end, after in pairwise(ends) if after <= before]
+    taken = [
+        after - end
+        for end, after in pairwise(ends)
+        if began <= end and after <= ended and not any(end < at <= after for at in killed)
+    ]
     return statistics.median(taken) if taken else None
 
 
@@ -102,7 +111,7 @@ def evaluate(
 ) -> None:
     """Enter what *notes* say of the time from *began* to *ended*, in which ranks were killed."""
     found.kills = len(killed)
-    found.step = median_step(notes, began)
+    found.step = median_step(notes, killed, began, ended)
     found.redone = begun_again(notes)
     found.lost, found.doubled = lost_and_doubled(notes, found.ranks)
     steps = lineage(notes)

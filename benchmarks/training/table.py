@@ -32,7 +32,7 @@ SIGKILL of a random rank every {asked.cadence:g} s for {asked.seconds:g} s, seed
 same ranks at the same times for every system. gloo, width {asked.width}, {asked.layers} layers, \
 {BATCH} samples of {LENGTH} bytes a rank and step.
 
-- step: the system's own median step in {asked.calm:g} s before the first kill.
+- step: the system's own median step in that time, of those that no kill fell into.
 - ETTR: steps of the final state that were done in the time with kills, times that step, over \
 the time.
 - stall: from SIGKILL to the end of the first step that was begun after it and was done, be it \

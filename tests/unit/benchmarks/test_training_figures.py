@@ -48,6 +48,17 @@ def test_steps_after_a_checkpoint_are_done_again_and_count_once() -> None:
     assert (result.lost, result.doubled) == (0, 0)
 
 
+def test_a_step_is_timed_where_there_are_kills_and_none_fell_into_it() -> None:
+    before = [note for step in range(1, 4) for note in done(0, step, step * 9.0)]
+    during = [note for step in range(4, 9) for note in done(0, step, 27.0 + (step - 3) * 2.0)]
+    after = done(0, 9, 57.0)  # a kill at 40 and its stall lie between
+
+    result = found([*before, *during, *after], [40.0], 27.0, 57.0)
+
+    assert result.step == 2.0
+    assert result.ettr == pytest.approx(6 * 2.0 / 30.0)
+
+
 def test_a_step_that_only_some_took_part_in_has_lost_the_samples_of_the_others() -> None:
     notes = [*done(0, 1, 1.0), *done(0, 2, 2.0, parts=(0,)), *done(0, 3, 3.0)]
 
