@@ -184,8 +184,10 @@ def seconds_until(holds: Callable[[], object], since: float) -> float:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> float:
+    """Send the signal, and return the moment before it."""
+    at = time.monotonic()
     os.kill(pid, number)
-    return time.monotonic()
+    return at
 
 
 def last_pulse(file: Path) -> float:

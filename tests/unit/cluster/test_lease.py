@@ -161,9 +161,7 @@ def test_no_replacement_is_started_while_the_lost_node_runs() -> None:
 
 
 def test_a_lease_that_runs_from_the_answer_is_found_out() -> None:
-    found = [World(seed, WrongLease, pauses=False).run() for seed in range(2000)]
-
-    assert sum(found) > 10
+    assert any(World(seed, WrongLease, pauses=False).run() for seed in range(2000))
 
 
 def test_only_a_stopped_node_process_outlives_its_lease() -> None:
