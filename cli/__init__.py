@@ -4,7 +4,7 @@ Guarantees:
 - Exit codes: 0, success; 1, a check has failed, or what was asked for cannot be had now; 2, the
   command line makes no sense, said in one line on stderr; 130, Ctrl-C.
 - Only the module of the subcommand that runs is imported.
-- Text that the encoding of stdout lacks is escaped.
+- Text that the encoding of stdout lacks is escaped; a reader of stdout may leave (``| head``).
 
 Each subcommand is a module, of this folder or of another layer, with ``add_arguments(parser)`` and
 ``run(arguments)``, which returns the exit code. Its docstring is the page that ``--help`` shows; so
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import CallerError, PhalanxError
 
-from .terminal import add_page, whatever_the_encoding
+from .terminal import add_page, reader_may_leave, whatever_the_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +45,13 @@ _OLD_NAMES = {"report": ("reports", "show"), "version": ("--version",)}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line *arguments* (None: those of this process); return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    code = 1  # where the reader of stdout leaves before the end
     try:
-        with whatever_the_encoding():
-            return _run(words)
+        with whatever_the_encoding(), reader_may_leave():
+            code = _run(words)
     except KeyboardInterrupt:
         return 130
+    return code
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -20,7 +20,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Observer, find_drivers, first_picture, safe_text
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.supervision import RuntimeFault, SpecError, check_number
 
 from .select_driver import add_driver_argument, choose
 
@@ -40,10 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look at a driver once; return 0 if it is well."""
+    limit = check_number("--timeout", arguments.timeout, least=0.001, most=86400)
     try:
         driver = choose(find_drivers(), arguments.driver)
         with Observer(driver, watch=True) as observer:
-            picture = first_picture(observer, driver, arguments.timeout)
+            picture = first_picture(observer, driver, limit)
         problem = "" if arguments.live else picture.incomplete()
         groups = len(picture.groups)
     except (RuntimeFault, SpecError) as error:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.cluster.link.messages import Greeting, Message
+    from phalanx.cluster.nodes.decide import Node
     from phalanx.runtime import EventLoop, Launcher, LoggedEvent
 
     from .options import ClusterOptions
@@ -227,16 +228,20 @@ class NodePool:
         if owner is None:
             return ()
         with self._changed:
-            return tuple(
-                NodeInfo(
-                    node.number,
-                    self._host(node.number),
-                    str(node.state),
-                    tuple(sorted(r for r, at in self._at.items() if at == node.number)),
-                    "" if (known := self._greetings.get(node.number)) is None else known.place,
-                )
-                for node in owner.nodes.nodes
-            )
+            return tuple(self._info(node) for node in owner.nodes.nodes)
+
+    def _info(self, node: Node) -> NodeInfo:
+        greeting = self._greetings.get(node.number)
+        running = [each for each in self._processes.values() if each.node == node.number]
+        return NodeInfo(
+            node.number,
+            self._host(node.number),
+            str(node.state),
+            tuple(sorted(rank for rank, at in self._at.items() if at == node.number)),
+            devices=tuple(dict.fromkeys(each.device for each in running)),
+            silent_for=max(0.0, self._loop.time() - node.heard_at) if node.machine else None,
+            place="" if greeting is None else greeting.place,
+        )
 
     # --- launches ---------------------------------------------------------------------------
 

@@ -78,6 +78,8 @@ class NodeInfo:
         state: ``"asked"``, ``"joining"``, ``"up"``, ``"suspect"``, ``"aside"``, ``"lost"`` or
             ``"leaving"``.
         ranks: Those that are on it; none on a spare.
+        devices: What they run on: UUIDs of GPUs, or ``cpu``.
+        silent_for: Seconds since it was last heard; None while it has not joined.
         place: The mark in the environment of its processes; empty while it has not joined.
     """
 
@@ -85,6 +87,8 @@ class NodeInfo:
     host: str
     state: str
     ranks: tuple[int, ...]
+    devices: tuple[str, ...] = ()
+    silent_for: float | None = field(default=None, compare=False)
     place: str = ""
 
 

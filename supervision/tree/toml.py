@@ -86,8 +86,10 @@ def tree_from_toml(
     for field in _AS_CHILD & set(table := declared.supervisors[root]):
         raise SpecError(f"supervisor.{root}.{field}", table[field], "the root is no child")
     used = {child.id for spec in built.values() for child in spec.children} | built.keys()
-    tables = (declared.supervisors, *declared.leaves.values())
-    if unused := sorted({name for table in tables for name in table} - used):
+    names = [name for table in (declared.supervisors, *declared.leaves.values()) for name in table]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SpecError("children", ", ".join(twice), "declared as more than one kind of child")
+    if unused := sorted(set(names) - used):
         raise SpecError("children", ", ".join(unused), "declared, but not below the root")
     return built[root]
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import phalanx
+import phalanx.chaos
+import phalanx.errors
+import phalanx.testing
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 @pytest.mark.parametrize("name", phalanx.__all__)
@@ -16,6 +25,17 @@ def test_every_public_name_exists_and_says_what_it_is(name: str) -> None:
     found = getattr(phalanx, name)
 
     assert not inspect.isclass(found) or found.__doc__
+
+
+@pytest.mark.parametrize("module", [phalanx, phalanx.chaos, phalanx.testing])
+def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
+    reference = Path(__file__).parents[2] / "docs/reference"
+    pages = "\n".join(page.read_text() for page in reference.glob("*.md"))
+    named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", pages, re.MULTILINE))
+    whole = {f"{module.__name__}.{name}" for name in dir(phalanx.errors)}  # by one directive
+
+    public = {name for name in module.__all__ if callable(getattr(module, name))}
+    assert {f"{module.__name__}.{name}" for name in public} <= named | whole
 
 
 def test_nothing_else_is_public() -> None:

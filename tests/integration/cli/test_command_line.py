@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -50,6 +52,32 @@ def test_a_users_mistake_is_told_without_a_traceback(
     assert ended.value.code == 2
     assert told in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf", "-1", "0"])
+def test_a_limit_that_makes_no_sense_is_no_failed_health_check(
+    limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["health", "--timeout", limit]) == 2
+    assert "phalanx health: --timeout=" in capsys.readouterr().err
+
+
+def test_a_reader_may_leave_before_the_end() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as left:
+        command = [sys.executable, "-m", "phalanx.cli", "metrics", "--print", "dashboard"]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            stdout=left,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_doctor_finds_what_phalanx_needs() -> None:

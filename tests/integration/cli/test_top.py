@@ -280,7 +280,7 @@ def test_calls_per_second_are_those_since_the_last_picture() -> None:
     assert picture.groups[0]["ranks"][0]["calls_per_s"] == 10.0
 
 
-def shown_at(width: int, name: str) -> str:
+def shown_at(width: int, name: str, **more_of_it: Any) -> str:
     from rich.console import Console
 
     sketch = Sketch()
@@ -288,7 +288,8 @@ def shown_at(width: int, name: str) -> str:
     part["ranks"][0] |= {"pid": os.getpid(), "served": 123_456}
     more = {"worker": "Trainer", "strategy": "one_for_all", "phase": "serving", "epoch": 1}
     counts = {"restarts": 7, "restarts_in_window": 3, "max_restarts": 50, "period": 60.0}
-    sketch.take({**part, **more, **counts, "in_flight": 1, "waiting": 0, "standby": 0})
+    counts |= {"in_flight": 1, "waiting": 0, "standby": 0}
+    sketch.take({**part, **more, **counts, **more_of_it})
     picture = sketch.take(ended(1))
     assert isinstance(picture, Picture)
     console = Console(width=width, record=True, file=io.StringIO())
@@ -313,3 +314,26 @@ def test_names_do_not_command_the_terminal() -> None:
     assert "\x1b" not in shown
     assert "g\\x1b[2J" in shown
     assert "e\\x07" in shown
+
+
+def test_nodes_are_shown_with_their_ranks_devices_and_age_of_the_last_beat() -> None:
+    up = {"state": "up", "devices": [], "ranks": [], "silent_for": 0.04}
+    nodes = [
+        {**up, "node": 0, "host": "alpha", "ranks": [0, 1], "devices": ["GPU-1", "GPU-2"]},
+        {**up, "node": 1, "host": "beta", "ranks": [2], "devices": ["GPU-3"], "state": "suspect"},
+        {**up, "node": 2, "host": "gamma"},
+        {**up, "node": 3, "host": "", "state": "asked", "silent_for": None},
+    ]
+
+    rows = [
+        line.split()
+        for line in shown_at(200, "training", nodes=nodes).splitlines()
+        if " node " in line
+    ]
+
+    assert [" ".join(row) for row in rows] == [
+        "node 0 alpha up ranks 0, 1, heard 0.0 s ago 2 GPUs",
+        "node 1 beta suspect ranks 2, heard 0.0 s ago GPU-3",
+        "node 2 gamma up spare, heard 0.0 s ago",
+        "node 3 asked",
+    ]

@@ -291,6 +291,8 @@ def test_observers_see_the_nodes_and_what_is_on_them() -> None:
 
             told = [(each["node"], each["state"], tuple(each["ranks"])) for each in seen["nodes"]]
             assert told == [(each.node, each.state, each.ranks) for each in group.status().nodes]
+            assert all(each["devices"] == ["cpu"] * bool(each["ranks"]) for each in seen["nodes"])
+            assert all(0.0 <= each["silent_for"] < LONG for each in seen["nodes"])
             assert {rank["host"] for rank in seen["ranks"]} == {os.uname().nodename}
             assert {rank["rss_bytes"] for rank in seen["ranks"]} == {None}  # of another machine
 

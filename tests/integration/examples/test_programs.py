@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from pathlib import Path
@@ -158,7 +157,7 @@ def test_rollouts_through_kills_end_with_the_weights_of_the_undisturbed_run() ->
 def test_the_tests_of_a_worker_pass_and_find_a_worker_that_forgets(tmp_path: Path) -> None:
     source = (EXAMPLES / "test_my_worker.py").read_text()
     options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "phalanx.testing"]
-    options += ["-c", os.devnull, "--rootdir", str(tmp_path)]
+    options += ["-p", "no:timeout"]  # phalanx needs no other plug-in
     (tmp_path / "test_forgets.py").write_text(source.replace("self.balances = state", "del state"))
 
     right = run_python(*options, str(EXAMPLES / "test_my_worker.py"), timeout=240)

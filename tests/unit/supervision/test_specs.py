@@ -211,6 +211,7 @@ def test_a_toml_tree_is_the_spec_that_python_would_build() -> None:
         ),
         ('root = "app"', 'root = "app"\nsupervisor.x.children = 5', "children"),
         ('strategy = "rest_for_one"', 'restart = "transient"', "supervisor.app.restart"),
+        ('root = "app"', 'root = "app"\nworker.pool.start = "store"', "children"),
     ],
 )
 def test_a_bad_toml_tree_names_the_place(
