@@ -15,7 +15,6 @@ from .api.lasting_executor import Supervisor as Supervisor
 from .calls.call import Call as Call
 from .calls.futures import CallFuture as CallFuture
 from .calls.streams import ReplyStream as ReplyStream
-from .group.actor import GroupActor as GroupActor
 from .group.handle import Group as Group
 from .group.standby import StandbyLost as StandbyLost
 from .observe.hooks import POINTS as POINTS

@@ -20,6 +20,7 @@ from phalanx.actors.calls.call import Shape, check_timeout, options_of
 from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.spec.factory import culprit
 from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
+from phalanx.actors.spec.worker import Methods
 from phalanx.actors.worker_side.user_object import WorkerConfig, WorkerHost
 from phalanx.runtime import (
     AsyncOutput,
@@ -39,17 +40,16 @@ if TYPE_CHECKING:
     from phalanx.actors.calls.call import OnTimeout
     from phalanx.actors.calls.streams import StreamInbox
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.actors.spec.worker import Methods
     from phalanx.supervision import ExitReason
 
 
 class InlineGroup:
-    """The group of an executor, in the caller's thread; its methods are those of `RankGroup`."""
+    """The group of an executor, in the caller's thread; its methods are those of `Group`."""
 
     is_failed = False
 
-    def __init__(self, spec: ExecutorSpec, methods: Methods) -> None:
-        self._spec, self._methods = spec, methods
+    def __init__(self, spec: ExecutorSpec) -> None:
+        self._spec, self.methods = spec, Methods(spec.worker)
         self.log = structlog.get_logger(group=spec.name)
         self._listeners: list[Callable[[Any], None]] = []
         self._closed = False
@@ -101,7 +101,7 @@ class InlineGroup:
         del at_once  # nothing waits for its turn
         if timeout is not None:
             check_timeout(timeout)
-        name, _ = self._methods.declared_of(method, each)
+        name, _ = self.methods.declared_of(method, each)
         options_of(now=0.0, timeout=timeout, retries=retries or 0, on_timeout=on_timeout, tell=tell)
         self.check_open()
         if stream is not None:
@@ -134,7 +134,7 @@ class InlineGroup:
         """Why it has ended."""
         return SHUTDOWN if self._closed else None
 
-    def wait_closed(self, timeout: float | None) -> ExitReason | None:  # noqa: ARG002  # RankGroup's
+    def wait_closed(self, timeout: float | None) -> ExitReason | None:  # noqa: ARG002  # `Group`'s
         """Return at once: only its caller could close it meanwhile."""
         return self.exit_reason
 

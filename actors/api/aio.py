@@ -54,12 +54,11 @@ class AsyncCalls:
     """The calls of an executor: each method is its namesake's, to be awaited.
 
     Args:
-        group: Its group, whose `has_room` tells if a call can be made without blocking.
         calls: The executor's call methods, none of which blocks.
     """
 
-    def __init__(self, group: Any, calls: Any) -> None:
-        self._group = group
+    def __init__(self, calls: Any) -> None:
+        self._group = calls.group
         self._calls = calls
 
     collective_rpc = _awaited("collective_rpc")
@@ -85,8 +84,8 @@ class AsyncCalls:
 class AsyncExecutor(AsyncCalls):
     """`Executor.aio`: the calls of *executor*, and what changes or checks it."""
 
-    def __init__(self, executor: Any, group: Any, calls: Any) -> None:
-        super().__init__(group, calls)
+    def __init__(self, executor: Any, calls: Any) -> None:
+        super().__init__(calls)
         self._executor = executor
 
     check_health = _awaited("check_health", in_thread=True)

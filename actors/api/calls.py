@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
     from phalanx.actors.calls.futures import CallFuture
     from phalanx.actors.calls.streams import ReplyStream
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.layout import Layout
     from phalanx.actors.spec.results import Outcome
-    from phalanx.actors.spec.worker import How, Method
+    from phalanx.actors.spec.worker import How
     from phalanx.testing.inline import InlineGroup
-
-    from .group import RankGroup
 
 W = TypeVar("W", bound=WorkerActor)
 
@@ -41,24 +40,19 @@ class CallMethods(Generic[W]):
         at_once: Whether no call blocks while too many are queued.
     """
 
-    def __init__(
-        self,
-        group: RankGroup | InlineGroup,
-        steps: Mapping[str, Method],
-        *,
-        at_once: bool = False,
-    ) -> None:
-        self._group = cast("RankGroup", group)  # an inline one has the methods that are used
+    def __init__(self, group: Group | InlineGroup, *, at_once: bool = False) -> None:
+        self._group = cast("Group", group)  # an inline one has the methods that are used
         # Bound once: it is looked up for every call.
         self._call = functools.partial(group.call, at_once=True) if at_once else group.call
-        self._steps = steps
-
-    def parts(self) -> tuple[RankGroup | InlineGroup, Mapping[str, Method]]:
-        """Return the group behind the calls, and the declared steps; for other handles of it."""
-        return self._group, self._steps
 
     @property
-    def _layout(self) -> Layout:
+    def group(self) -> Group:
+        """The group behind the calls; for other handles of it."""
+        return self._group
+
+    @property
+    def layout(self) -> Layout:
+        """How its ranks are laid out."""
         return self._group.view.layout
 
     def collective_rpc(
@@ -108,10 +102,10 @@ class CallMethods(Generic[W]):
             retries = _retries(retries, on_death)
         want, lead = unique_reply_rank, 0
         if unique_reply_rank is not None:
-            self._layout.check_rank("unique_reply_rank", unique_reply_rank)
+            self.layout.check_rank("unique_reply_rank", unique_reply_rank)
         if aggregate is not None:
             check_callable("aggregate", aggregate)
-            lead = self._layout.output_rank if unique_reply_rank is None else unique_reply_rank
+            lead = self.layout.output_rank if unique_reply_rank is None else unique_reply_rank
             want = None
         return self._call(
             COLLECTIVE,
@@ -182,7 +176,7 @@ class CallMethods(Generic[W]):
             retries = _retries(retries, on_death)
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("scatter", timeout)
-        size = self._layout.world_size
+        size = self.layout.world_size
         each = check_per_rank("args", [()] * size if args is None else args, size)
         named = check_per_rank("kwargs", kwargs or [dict[str, Any]()] * size, size)
         for index, values in enumerate(each):
@@ -213,7 +207,7 @@ class CallMethods(Generic[W]):
         """Call *method* on one rank and return its value; another rank's death does not matter."""
         if on_death is not None:
             retries = _retries(retries, on_death)
-        self._layout.check_rank("rank", rank)
+        self.layout.check_rank("rank", rank)
         return self._call(
             SINGLE,
             method,
@@ -266,7 +260,7 @@ class CallMethods(Generic[W]):
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("tell", timeout)
         if rank is not None:
-            self._layout.check_rank("rank", rank)
+            self.layout.check_rank("rank", rank)
         future = self._call(
             COLLECTIVE if rank is None else SINGLE,
             method,
@@ -320,7 +314,7 @@ class CallMethods(Generic[W]):
         in a server, use it in a ``with``.
         """
         if rank is not None:
-            self._layout.check_rank("rank", rank)
+            self.layout.check_rank("rank", rank)
         check_count("window", window)
         if take_within is None:
             take_within = math.inf
@@ -362,7 +356,7 @@ class CallMethods(Generic[W]):
                 declares one.
         """
         if rank is not None:
-            self._layout.check_rank("rank", rank)
+            self.layout.check_rank("rank", rank)
 
         def make(how: How, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             calls = self._at_once() if how == "awaitable" else self
@@ -383,7 +377,7 @@ class CallMethods(Generic[W]):
         return cast("W", Proxy(make))
 
     def _at_once(self) -> CallMethods[W]:
-        return CallMethods(self._group, self._steps, at_once=True)
+        return CallMethods(self._group, at_once=True)
 
     def declared_call(
         self,
@@ -396,19 +390,16 @@ class CallMethods(Generic[W]):
         non_block: bool = False,
     ) -> Any:
         """Call the method *name* on every rank; return the value that it declares."""
-        step = self._steps.get(name)
-        reply = "output" if step is None else step.declared.reply
-        if timeout is None and step is not None:
-            timeout = step.declared.timeout
-        layout = self._layout
+        declared = self._group.methods.find(name).declared
+        reply, layout = declared.reply, self.layout
         want = reply if isinstance(reply, int) else None
-        if reply == "output":
+        if reply is None or reply == "output":
             want = layout.output_rank
         aggregate: Callable[[list[Any], int], Any] | None = None
         if reply == "driver":
             aggregate = lambda values, _: [values[rank] for rank in layout.driver_ranks]  # noqa: E731
         return self.collective_rpc(
-            *(name, timeout, args, kwargs),
+            *(name, declared.timeout if timeout is None else timeout, args, kwargs),
             non_block=non_block,
             unique_reply_rank=want,
             aggregate=aggregate,
@@ -425,7 +416,8 @@ class CallMethods(Generic[W]):
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that declares a reply as a method of the executor: the former `proxy`."""
-        if name not in self.__dict__.get("_steps", {}):
+        group: Group | None = self.__dict__.get("_group")
+        if group is None or not group.methods.declares_reply(name):
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)
         text = f"phalanx: Executor.{name}() is deprecated: write proxy().{name}()"

@@ -10,16 +10,15 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.actors.group.actor import PlannedChange
+from phalanx.actors.group.handle import Group
 from phalanx.actors.signals.interrupts import interrupts, uninterrupted
 from phalanx.actors.spec.factory import check_not_loading
 from phalanx.actors.spec.options import REPLACED, layout_for, replaced_keywords, spec_of
-from phalanx.actors.spec.worker import Methods
 from phalanx.runtime import called_from_inside, is_holding, occupied
 from phalanx.supervision import SpecError, check_callable
 
 from .aio import AsyncExecutor
 from .calls import CallMethods, W
-from .group import RankGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -132,23 +131,17 @@ class Executor(CallMethods[W]):
     def _start(self, spec: ExecutorSpec, runtime: Runtime | None, **how: Any) -> None:
         """Build the group, *how* `Group` says, and return once it serves."""
         check_not_loading(spec.worker)
-        methods = Methods(spec.worker)
-        steps = methods.steps()
-        for each in steps:
-            if hasattr(type(self), each):
-                text = f"{each!r} is a method of every executor: rename"
-                raise SpecError("worker", spec.worker, text)
         self._spec = spec
         if spec.launch.method == "inline":
             from phalanx.testing.inline import InlineGroup  # noqa: PLC0415  # rarely used
 
-            super().__init__(InlineGroup(spec, methods), steps)
+            super().__init__(InlineGroup(spec))
             return
         if occupied.is_mine() or is_holding():
             raise called_from_inside("building an executor")
         interrupts.install()
         try:
-            group = self._build(methods, runtime, **how)
+            group = self._build(runtime, **how)
             group.start()
             group.wait_ready()
         except BaseException:
@@ -157,10 +150,10 @@ class Executor(CallMethods[W]):
             raise
 
     @uninterrupted
-    def _build(self, methods: Methods, runtime: Runtime | None, **how: Any) -> RankGroup:
+    def _build(self, runtime: Runtime | None, **how: Any) -> Group:
         with occupied:
-            group = RankGroup(self._spec, methods, runtime, **how)
-            super().__init__(group, methods.steps())
+            group = Group(self._spec, runtime, **how)
+            super().__init__(group)
             self._finalizer = weakref.finalize(self, group.request_close)
             self._finalizer.atexit = False  # `driver_exit` ends it at the end of the program
             return group
@@ -168,7 +161,7 @@ class Executor(CallMethods[W]):
     @property
     def aio(self) -> AsyncExecutor:
         """The same calls for asyncio."""
-        return AsyncExecutor(self, self._group, self._at_once())
+        return AsyncExecutor(self, self._at_once())
 
     # --- looking ------------------------------------------------------------------------
 
@@ -180,12 +173,7 @@ class Executor(CallMethods[W]):
     @property
     def world_size(self) -> int:
         """How many ranks it has."""
-        return self._layout.world_size
-
-    @property
-    def layout(self) -> Layout:
-        """How they are laid out."""
-        return self._layout
+        return self.layout.world_size
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
@@ -243,7 +231,7 @@ class Executor(CallMethods[W]):
 
     def events(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """`subscribe`, under its former name."""
-        text = "phalanx: Executor.subscribe() is deprecated: write subscribe()"
+        text = "phalanx: Executor.events() is deprecated: write subscribe()"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return self.subscribe(callback)
 
@@ -291,7 +279,7 @@ class Executor(CallMethods[W]):
         """
 
         def plan() -> PlannedChange:  # anew at each attempt: another thread may resize the group
-            layout = self._layout
+            layout = self.layout
             if rank is not None:
                 layout.check_rank("rank", rank)
             ranks = frozenset(range(layout.world_size) if rank is None else (rank,))
@@ -310,7 +298,7 @@ class Executor(CallMethods[W]):
             layout: How they are laid out; needed where the executor was built with a layout.
             timeout: As in `restart`.
         """
-        plan = layout_for(self._spec, world_size, layout, now=self._layout)
+        plan = layout_for(self._spec, world_size, layout, now=self.layout)
         self._group.reserve(world_size)
         self._group.change(lambda: PlannedChange(size=world_size, layout=plan), timeout)
 

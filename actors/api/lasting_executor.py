@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
@@ -19,12 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 from phalanx.actors.calls.call import check_timeout
 from phalanx.supervision import (
     CallTimeout,
-    ChildRefused,
     ExecutorClosed,
-    SupervisorDown,
     WorkerDied,
     check_kind,
-    wait_event,
 )
 from phalanx.supervision import Supervisor as BaseSupervisor
 
@@ -36,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.actors.spec.results import Status
+    from phalanx.actors.spec.worker import Methods
 
 _RECHECK = 0.25  # seconds; not every change of a tree is announced
 
@@ -51,8 +48,8 @@ class SupervisedExecutor(CallMethods[Any]):
     def __init__(self, tree: Supervisor, path: str) -> None:
         self.path = path
         self._lasting = _LastingGroup(tree, path)
-        _, steps = self.current().parts()
-        super().__init__(cast("Any", self._lasting), steps)
+        self.current()
+        super().__init__(cast("Any", self._lasting))
 
     def current(self, timeout: float | None = None) -> Executor[Any]:
         """Return the executor that runs now, after its restart if one is under way.
@@ -65,7 +62,7 @@ class SupervisedExecutor(CallMethods[Any]):
     @property
     def aio(self) -> AsyncCalls:
         """The same calls for asyncio; `tell` and `stream` do not wait for a restart."""
-        return AsyncCalls(self._lasting, self._at_once())
+        return AsyncCalls(self._at_once())
 
     def status(self, timeout: float | None = None) -> Status:
         """Return the status of `current`."""
@@ -81,13 +78,15 @@ class _LastingGroup:
         self._path = path
         self._view: Status
         self.log: Any
+        self.methods: Methods
 
-    def executor(self, timeout: float | None) -> Executor[Any]:
-        found: Any = self._tree.wait_child(self._path, timeout)
+    def executor(self, timeout: float | None, ended: Executor[Any] | None = None) -> Executor[Any]:
+        """Return the executor that runs, or the one that follows *ended*."""
+        found: Any = self._tree.wait_child(self._path, timeout, other_than=ended)
         check_kind(f"child {self._path}", found, Executor)
         executor: Executor[Any] = found
-        group = executor.parts()[0]
-        self._view, self.log = group.view, group.log
+        group = executor.group
+        self._view, self.log, self.methods = group.view, group.log, group.methods
         return executor
 
     def call(
@@ -95,61 +94,51 @@ class _LastingGroup:
     ) -> Any:
         if at_once and not options.get("tell") and options.get("stream") is None:
             return self._awaited(args, timeout, options)
-        deadline = _deadline(timeout)
+        deadline, executor = _deadline(timeout), None
         while True:
-            executor = self._find(args[1], 0.0 if at_once else _left(deadline), timeout)
-            group = executor.parts()[0]
+            try:
+                executor = self.executor(0.0 if at_once else _left(deadline), executor)
+            except TimeoutError:
+                raise _not_sent(args[1], timeout) from None
+            group = executor.group
             options |= {"timeout": _left(deadline), "at_once": at_once}
             try:
                 return group.call(*args, **options)
             except (ExecutorClosed, WorkerDied) as error:
                 if at_once or _may_have_run(error, group):
                     raise
-            self._wait_end(executor, _left(deadline))
 
     async def _awaited(
         self, args: tuple[Any, ...], seconds: float | None, options: dict[str, Any]
     ) -> Any:
         deadline = _deadline(seconds)
-        changed, cancel = asyncio.Event(), None
+        changed, cancel, executor = asyncio.Event(), None, None
         try:
             while True:
-                with suppress(_NotSent):
-                    return await self._attempt(args, seconds, deadline, options)
+                changed.clear()
+                options |= {"timeout": _left(deadline), "at_once": True}
+                try:
+                    executor = self.executor(0.0, executor)
+                except TimeoutError:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise _not_sent(args[1], seconds) from None
+                else:
+                    group = executor.group
+                    call = functools.partial(group.call, *args, **options)
+                    try:
+                        return await outcome_of(group, call)
+                    except (ExecutorClosed, WorkerDied) as error:
+                        if _may_have_run(error, group):
+                            raise
                 if cancel is None:
                     cancel = self._notify(changed)
                     continue
-                left = _left(deadline)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(left or _RECHECK, _RECHECK))
-                changed.clear()
+                    wait = min(_left(deadline) or _RECHECK, _RECHECK)
+                    await asyncio.wait_for(changed.wait(), wait)
         finally:
             if cancel is not None:
                 cancel()
-
-    async def _attempt(
-        self, args: Any, seconds: float | None, deadline: float | None, options: dict[str, Any]
-    ) -> Any:
-        """Make the call, on the executor that runs now.
-
-        Raises:
-            _NotSent: There is none, or it has ended before the call was sent.
-        """
-        try:
-            group = self._find(args[1], 0.0, seconds).parts()[0]
-        except CallTimeout:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise
-            raise _NotSent from None
-        call = functools.partial(
-            group.call, *args, **options, timeout=_left(deadline), at_once=True
-        )
-        try:
-            return await outcome_of(group, call)
-        except (ExecutorClosed, WorkerDied) as error:
-            if _may_have_run(error, group):
-                raise
-            raise _NotSent from None
 
     def _notify(self, changed: asyncio.Event) -> Callable[[], None]:
         """Set *changed* at each change of the tree, until what is returned is called."""
@@ -161,25 +150,6 @@ class _LastingGroup:
 
         return self._tree.subscribe(tell)
 
-    def _find(self, method: Any, left: float | None, timeout: float | None) -> Executor[Any]:
-        """Return the executor that runs, after *left* seconds at most, for a call of *method*."""
-        try:
-            return self.executor(left)
-        except TimeoutError:
-            name = method if isinstance(method, str) else repr(method)
-            raise CallTimeout(name, (), timeout or 0.0, sent=False) from None
-
-    def _wait_end(self, executor: Executor[Any], timeout: float | None) -> None:
-        """Wait until the supervisor knows that *executor*, which is ending, has ended."""
-        ended = threading.Event()
-        with suppress(ChildRefused, SupervisorDown):
-            cancel = self._tree.monitor(self._path, lambda _down: ended.set())
-            try:
-                if self._tree.child(self._path) is executor:
-                    wait_event(ended, timeout)
-            finally:
-                cancel()
-
     def has_room(self, wake: Callable[[], None]) -> bool:  # noqa: ARG002  # as `Group` has it
         return True  # each attempt looks at the executor's
 
@@ -190,8 +160,10 @@ class _LastingGroup:
         return self._view
 
 
-class _NotSent(Exception):
-    """An attempt at a call that may be made again."""
+def _not_sent(method: Any, timeout: float | None) -> CallTimeout:
+    """Return the error of a call of *method* for which there was no executor in time."""
+    name = method if isinstance(method, str) else repr(method)
+    return CallTimeout(name, (), timeout or 0.0, sent=False)
 
 
 def _may_have_run(error: ExecutorClosed | WorkerDied, group: Any) -> bool:

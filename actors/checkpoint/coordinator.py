@@ -54,7 +54,7 @@ class CheckpointCoordinator:
     Args:
         together: Whether one snapshot has the state of all ranks, or of one.
         limit: Seconds a rank may take to store its state; None for no limit.
-        sealed: See `open_restore_points`.
+        sealed: See `SnapshotStore`.
 
     Attributes:
         store: The snapshots that are kept.

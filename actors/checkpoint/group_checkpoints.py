@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.spec.checkpoint_policy import (
@@ -44,6 +45,10 @@ class CheckpointManager:
         self._coordinator = group.checkpoints
         self._logged_at = -_TAKEN_INTERVAL
         self._failing: dict[str, float] = {}  # error: when it was logged
+        # Notices of the coordinator, on any thread.
+        self.due = partial(group.post, self._checkpoint)
+        self.failed = partial(group.post, self._publish_failure)
+        self.changed = partial(group.post, self._publish_kept)
 
     def open(self) -> None:
         """Claim the folder.
@@ -63,28 +68,14 @@ class CheckpointManager:
         if self._coordinator is not None:
             self._coordinator.close(forget=self._group.owns_checkpoints)
 
-    # --- notices of the coordinator, on any thread --------------------------------------
-
-    def due(self) -> None:
-        """Have every rank store its state."""
-        self._group.post(self._checkpoint)
-
-    def failed(self, rank: int, number: int, failure: RemoteFailure) -> None:
-        """Publish that *rank* could not store its part of snapshot *number*."""
-        self._group.post(self._publish_failure, rank, number, failure)
-
-    def changed(self, kept: Snapshot | None) -> None:
-        """Remove what is void, and publish what is *kept*."""
-        self._group.post(self._publish_kept, kept)
-
-    # --- on the actor's thread ----------------------------------------------------------
-
     def _checkpoint(self) -> None:
+        """Have every rank store its state."""
         plane = self._group.plane
         with contextlib.suppress(Exception):  # the group is ending, or memory is short
             plane.submit(checkpoint_call(plane), waits=False, at_once=True)
 
     def _publish_failure(self, rank: int, number: int, failure: RemoteFailure) -> None:
+        """Publish that *rank* could not store its part of snapshot *number*."""
         now, error = time.monotonic(), failure.headline
         is_new = now - self._failing.get(error, -_FAILED_INTERVAL) >= _FAILED_INTERVAL
         if is_new:
@@ -93,6 +84,7 @@ class CheckpointManager:
         self._publish(CheckpointFailed, is_logged=is_new, rank=rank, number=number, **about)
 
     def _publish_kept(self, kept: Snapshot | None) -> None:
+        """Remove what is void, and publish what is *kept*."""
         assert self._coordinator is not None
         self._coordinator.prune()
         if kept is None:

@@ -75,30 +75,6 @@ class Snapshot:
                 self.parts[rank] = -1, size
 
 
-def find_snapshots(
-    folder: SnapshotFolder, names: Iterable[SnapshotName], *, together: bool
-) -> list[Snapshot]:
-    """Return the complete snapshots in *folder* among *names*, oldest first.
-
-    *together* says whether one snapshot has the state of all ranks, or of one.
-    """
-    sets: dict[tuple[int, int], list[int]] = {}
-    for name in names:
-        sets.setdefault((name.number, name.world_size), []).append(name.rank)
-    found: list[Snapshot] = []
-    for (number, size), ranks in sorted(sets.items()):
-        if together and set(ranks) != set(range(size)):
-            continue
-        for each in [frozenset(ranks)] if together else [frozenset((rank,)) for rank in ranks]:
-            snapshot = Snapshot(number, size, each, end="kept")
-            for rank in each:
-                seen = folder.look(snapshot.name(rank))
-                snapshot.parts[rank] = -1, seen.st_size
-                snapshot.at = max(snapshot.at, seen.st_mtime)
-            found.append(snapshot)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
     """The state that a new incarnation is given.
@@ -125,60 +101,12 @@ class RestorePoint:
         os.close(self.file)
 
 
-def open_restore_points(
-    snapshot: Snapshot,
-    folder: SnapshotFolder | None,
-    ranks: Iterable[int],
-    *,
-    spread: bool,
-    sealed: bool = False,
-) -> dict[int, RestorePoint]:
-    """Return what each of *ranks* is given of *snapshot*; the caller closes them.
-
-    Args:
-        folder: Where it lies; None for memory.
-        spread: Whether each is given all parts.
-        sealed: Whether parts in a folder are copied into memory, to travel to another machine.
-
-    Raises:
-        ValueError: a part is damaged.
-    """
-    opened: dict[int, int] = {}
-    try:
-        for rank in sorted(snapshot.ranks) if spread else ranks:
-            if folder is None:
-                opened[rank] = os.dup(snapshot.parts[rank][0])
-            else:
-                opened[rank] = folder.open(snapshot.name(rank))
-        files = {rank: (file, os.fstat(file).st_size) for rank, file in opened.items()}
-        if sealed and folder is not None and not spread:
-            for rank, (file, size) in list(files.items()):
-                opened[rank], _ = join_snapshots([(file, size)])
-                files[rank] = opened[rank], size
-                os.close(file)
-        if not spread:
-            opened.clear()
-            return {
-                rank: RestorePoint(snapshot.number, snapshot.at, file, ((0, size),))
-                for rank, (file, size) in files.items()
-            }
-        whole, spans = join_snapshots(list(files.values()))
-        opened[-1] = whole
-        return {
-            rank: RestorePoint(snapshot.number, snapshot.at, os.dup(whole), spans, is_spread=True)
-            for rank in ranks
-        }
-    finally:
-        for file in opened.values():
-            os.close(file)
-
-
 class SnapshotStore:
     """The snapshots of one executor, or of those that follow each other in one place of a tree.
 
     Args:
         together: Whether one snapshot has the state of all ranks, or of one.
-        sealed: See `open_restore_points`.
+        sealed: Whether parts in a folder are copied into memory, to travel to another machine.
     """
 
     def __init__(self, policy: CheckpointPolicy, *, together: bool, sealed: bool) -> None:
@@ -234,7 +162,7 @@ class SnapshotStore:
             last = max((name.number for name in names), default=0)
             self._foreign = last  # until its snapshots are known to fit
             if self._policy.resume:
-                self._snapshots = find_snapshots(folder, names, together=self._together)
+                self._snapshots = self._find(folder, names)
                 if names and not self._snapshots:
                     text = f"of {len(names)} snapshots there, none is complete"
                     remedy = f"{text}; to begin anew, give another folder"
@@ -242,6 +170,28 @@ class SnapshotStore:
             undo.pop_all()
         self._folder = folder
         return last
+
+    def _find(self, folder: SnapshotFolder, names: Iterable[SnapshotName]) -> list[Snapshot]:
+        """Return the complete snapshots in *folder* among *names*, oldest first."""
+        sets: dict[tuple[int, int], list[int]] = {}
+        for name in names:
+            sets.setdefault((name.number, name.world_size), []).append(name.rank)
+        found: list[Snapshot] = []
+        for (number, size), ranks in sorted(sets.items()):
+            if self._together and set(ranks) != set(range(size)):
+                continue
+            for each in self._sets_of(ranks):
+                snapshot = Snapshot(number, size, frozenset(each), end="kept")
+                for rank in each:
+                    seen = folder.look(snapshot.name(rank))
+                    snapshot.parts[rank] = -1, seen.st_size
+                    snapshot.at = max(snapshot.at, seen.st_mtime)
+                found.append(snapshot)
+        return found
+
+    def _sets_of(self, ranks: list[int]) -> list[list[int]]:
+        """Return *ranks*, those together whose states belong together."""
+        return [ranks] if self._together else [[rank] for rank in ranks]
 
     def close(self) -> None:
         """Release the memory and the folder; the files stay."""
@@ -355,7 +305,7 @@ class SnapshotStore:
         ranks = list(ranks)
         points: dict[int, RestorePoint] = {}
         with contextlib.ExitStack() as undo:
-            for each in [ranks] if self._together else [[rank] for rank in ranks]:
+            for each in self._sets_of(ranks):
                 for rank, point in self._choose(each, size, reject).items():
                     points[rank] = point
                     undo.callback(point.close)
@@ -384,9 +334,7 @@ class SnapshotStore:
                 continue
             spread = self._together and snapshot.world_size != size
             try:
-                return open_restore_points(
-                    snapshot, self._folder, ranks, spread=spread, sealed=self._sealed
-                )
+                return self._open(snapshot, ranks, spread=spread)
             except ValueError as error:
                 snapshot.damaged = True
                 reject(snapshot.number, str(error))
@@ -394,3 +342,43 @@ class SnapshotStore:
             return {}
         msg = f"there are {len(kept)} snapshots in {self.where or 'memory'}, all of them damaged"
         raise RuntimeFault(msg)
+
+    def _open(
+        self, snapshot: Snapshot, ranks: list[int], *, spread: bool
+    ) -> dict[int, RestorePoint]:
+        """Return what each of *ranks* is given of *snapshot*: all of its parts if *spread*.
+
+        Raises:
+            ValueError: a part is damaged.
+        """
+        folder = self._folder
+        opened: dict[int, int] = {}
+        try:
+            for rank in sorted(snapshot.ranks) if spread else ranks:
+                if folder is None:
+                    opened[rank] = os.dup(snapshot.parts[rank][0])
+                else:
+                    opened[rank] = folder.open(snapshot.name(rank))
+            files = {rank: (file, os.fstat(file).st_size) for rank, file in opened.items()}
+            if self._sealed and folder is not None and not spread:
+                for rank, (file, size) in list(files.items()):
+                    opened[rank], _ = join_snapshots([(file, size)])
+                    files[rank] = opened[rank], size
+                    os.close(file)
+            if not spread:
+                opened.clear()
+                return {
+                    rank: RestorePoint(snapshot.number, snapshot.at, file, ((0, size),))
+                    for rank, (file, size) in files.items()
+                }
+            whole, spans = join_snapshots(list(files.values()))
+            opened[-1] = whole
+            return {
+                rank: RestorePoint(
+                    snapshot.number, snapshot.at, os.dup(whole), spans, is_spread=True
+                )
+                for rank in ranks
+            }
+        finally:
+            for file in opened.values():
+                os.close(file)

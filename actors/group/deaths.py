@@ -65,43 +65,6 @@ _NO_CODE = (
 _PATIENCE = 5.0  # seconds for the disk at the end
 
 
-class ReportWriter:
-    """Writes the reports of *group* to *folder*, None for nowhere, and publishes each outcome."""
-
-    def __init__(self, folder: ReportFolder | None, group: Group) -> None:
-        self._folder = folder
-        self._publish = group.publish
-        self._thread = CallbackThread(group.complain)
-        self._unwritten: list[CrashReport] = []  # the thread's own
-
-    def file(self, report: CrashReport) -> None:
-        """Have *report* written soon."""
-        if self._folder is not None:
-            self._thread.run(self._write, self._folder, report)
-
-    def close(self) -> None:
-        """Write what is left, as far as there is room; waits for a few seconds at most."""
-        if self._folder is not None:
-            self._thread.run(self._catch_up, self._folder)
-        self._thread.close(_PATIENCE)
-
-    def _write(self, folder: ReportFolder, report: CrashReport) -> None:
-        self._catch_up(folder)
-        told = folder.write(report)
-        if isinstance(told, ReportNotWritten):
-            self._unwritten = [*self._unwritten[1 - _KEPT :], report]
-        self._publish(told)
-
-    def _catch_up(self, folder: ReportFolder) -> None:
-        """Write the reports for which there was no room, while there is."""
-        while self._unwritten:
-            told = folder.write(self._unwritten[0])
-            if isinstance(told, ReportNotWritten):
-                return  # that was said when it was tried first
-            del self._unwritten[0]
-            self._publish(told)
-
-
 @dataclass(frozen=True, slots=True)
 class EndErrors:
     """The errors of calls to a group that has ended.
@@ -268,14 +231,14 @@ class Deaths:
         self._checkpoints = checkpoints
         self._show = show
         kept = cast("ReportFolder | None", spec.policy.report_dir)
-        folder = kept or group.runtime.reports or ReportFolder.from_environment()
-        self._writer = ReportWriter(folder, group)
+        self._folder = kept or group.runtime.reports or ReportFolder.from_environment()
+        self._writer = CallbackThread(group.complain)
+        self._unwritten: list[CrashReport] = []  # the writer's own
         self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
         self.restarts = 0
         self.at = 0.0
         self.last: CrashReport | None = None
         self.is_down = False
-        self.close = self._writer.close
 
     @property
     def reports(self) -> tuple[CrashReport, ...]:
@@ -391,7 +354,34 @@ class Deaths:
     def file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""
         self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
-        self._writer.file(report)
+        if self._folder is not None:
+            self._writer.run(self._write, self._folder, report)
+
+    def close(self) -> None:
+        """Write what is left, as far as there is room; waits for a few seconds at most."""
+        if self._folder is not None:
+            self._writer.run(self._catch_up, self._folder)
+        self._writer.close(_PATIENCE)
+
+    # --- on the writer's thread ---------------------------------------------------------
+
+    def _write(self, folder: ReportFolder, report: CrashReport) -> None:
+        self._catch_up(folder)
+        told = folder.write(report)
+        if isinstance(told, ReportNotWritten):
+            self._unwritten = [*self._unwritten[1 - _KEPT :], report]
+        self._group.publish(told)
+
+    def _catch_up(self, folder: ReportFolder) -> None:
+        """Write the reports for which there was no room, while there is."""
+        while self._unwritten:
+            told = folder.write(self._unwritten[0])
+            if isinstance(told, ReportNotWritten):
+                return  # that was said when it was tried first
+            del self._unwritten[0]
+            self._group.publish(told)
+
+    # --- the errors of calls ------------------------------------------------------------
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""

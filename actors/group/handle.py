@@ -1,5 +1,7 @@
 """`Group`: the handle of a rank group, which outlives the user's `Executor` object.
 
+- A call is accepted or refused as a whole; a refused one leaves nothing in the plane or in memory.
+- A blocking call runs in its caller's thread from the first byte to the last.
 - Ending is idempotent, and may be asked for by several threads at once, by a callback, the garbage
   collector or the end of the program; what may wait returns once everything has been given back.
 - State that others wait for changes under `changed`, which is notified.
@@ -9,10 +11,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
-import traceback
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,23 +22,31 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pykka
 
+from phalanx.actors.calls.call import DEFAULT, Call, check_timeout, options_of
 from phalanx.actors.calls.callbacks import CallbackThread
+from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.plane import CallPlane
+from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of
+from phalanx.actors.health.check_health import check_health
 from phalanx.actors.health.hang_detector import HangLimits
 from phalanx.actors.health.heartbeat import HeartbeatClient
 from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.actors.signals.driver_exit import open_executors
+from phalanx.actors.spec.factory import culprit
 from phalanx.actors.spec.results import Status
+from phalanx.actors.spec.worker import Methods
 from phalanx.runtime import (
     RELAY_PRELOAD,
+    Payload,
     ReentrantLock,
     SocketChannel,
     acquire_shared,
     check_machine,
     descriptor_limit,
+    encode,
     is_holding,
     release_shared,
 )
@@ -44,6 +54,7 @@ from phalanx.supervision import (
     SHUTDOWN,
     CallerError,
     ExecutorClosed,
+    NotPicklable,
     Phase,
     SpecError,
     StartFailed,
@@ -57,12 +68,15 @@ from .actor import GroupActor
 from .launcher import spawn_thread, too_few_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
+    from phalanx.actors.calls.call import OnTimeout, Shape
     from phalanx.actors.calls.rank import Progress
     from phalanx.actors.calls.reader import Poller
+    from phalanx.actors.calls.streams import StreamInbox
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-    from phalanx.actors.observe.hooks import GroupProbe, Probe
+    from phalanx.actors.observe.hooks import CallProbe, GroupProbe, Probe
+    from phalanx.actors.observe.tracing import CallSpan
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import Arena, DeviceStatus, Frame, NodeInfo, RankInfo, Runtime
@@ -77,6 +91,7 @@ if TYPE_CHECKING:
 _QUIET = 0.5  # seconds of a close before the log says what it waits for
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
 _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
+_NO_KEYWORDS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +125,7 @@ class Group:
 
     Attributes:
         actor: The only thread that changes the membership.
+        methods: Those of its worker class.
         view: What the group looks like; replaced as a whole.
         ready: Set once the group has served for the first time, or has ended.
         gone: Set once everything has been given back.
@@ -144,6 +160,9 @@ class Group:
         self._begin = begin
         self._poller = poller
         self.spec = spec = spec if probe is None else probe.adjust(spec)
+        self.methods = Methods(spec.worker)
+        self._hang_after = spec.limits.hang
+        self._bare: dict[str, tuple[Payload]] = {}  # calls without arguments, by method
         self.view = Status(name=spec.name, layout=spec.layout)
         self.ready, self.gone = threading.Event(), threading.Event()
         self.start_error: BaseException | None = None
@@ -259,9 +278,8 @@ class Group:
 
     def complain(self, error: BaseException) -> None:
         """Log *error*, which is a fault of ours."""
-        trace = "".join(traceback.format_exception(error))
         with suppress(Exception):
-            self.log.error("phalanx.executor_failed", trace=trace)
+            self.log.error("phalanx.executor_failed", exc_info=error)
 
     def show(self, view: Status) -> None:
         """Publish *view* as what the group looks like now."""
@@ -360,6 +378,163 @@ class Group:
         self.plane.check_may_enter(what, waits=True)
         self.callbacks.check_may_wait(what)
 
+    # --- calls --------------------------------------------------------------------------
+
+    def check_health(self, timeout: float) -> None:
+        """See `Executor.check_health`."""
+        check_health(self, timeout)
+
+    def call(
+        self,
+        shape: Shape,
+        method: str | Callable[..., Any],
+        each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+        on_timeout: OnTimeout = "leave",
+        want: int | None = None,
+        rank: int | None = None,
+        non_block: bool = False,
+        tell: bool = False,
+        stream: StreamInbox | None = None,
+        aggregate: Callable[[list[Any], int], Any] | None = None,
+        lead: int = 0,
+        at_once: bool = False,
+    ) -> Any:
+        """Make a call, and return its value, its future or its stream; see `Call`.
+
+        Args:
+            each: Arguments: one pair for all ranks, or one for each.
+            tell: Whether the outcome is discarded.
+            at_once: With *non_block*: never block, however many calls are queued.
+        """
+        if timeout is not None:
+            check_timeout(timeout)  # first: arguments in its place are missing elsewhere
+        name, declared = self.methods.declared_of(method, each)
+        if retries is None:
+            retries = 1 if declared.idempotent else 0
+        options = DEFAULT
+        if timeout is not None or retries != 0 or tell or on_timeout != "leave":
+            options = options_of(
+                now=0.0 if timeout is None else self.plane.clock(),
+                timeout=timeout,
+                retries=retries,
+                on_timeout=on_timeout,
+                tell=tell,
+            )
+        self.check_process()
+        self.plane.check_may_enter(name, waits=not non_block)
+        if not non_block:
+            self.callbacks.check_may_wait(name)
+        probe: CallProbe | None = None
+        if self.probe is not None:
+            probe = self.probe.call_probe(name, method, is_stream=stream is not None)
+            method = probe.method
+        seq = next(self.numbers)
+        span = self.trace.call(name, shape, seq, rank, is_stream=stream is not None)
+        payloads = self._payloads(name, method, each, span)
+        call = Call(seq, name, shape, payloads, options)
+        call.span = span
+        call.want = want
+        call.rank = rank
+        call.probe = probe
+        call.stream = stream
+        limit = declared.hang_after
+        if limit is None:
+            limit = self._hang_after
+        call.hang_after = None if limit == math.inf else limit
+        call.aggregate = aggregate
+        call.lead = lead
+        if non_block:
+            return self._submit(call, at_once=at_once)
+        return self._wait_for(call)
+
+    def _submit(self, call: Call, *, at_once: bool) -> CallFuture | ReplyStream:
+        """Send *call*, or have it wait for its turn, and return what becomes of it."""
+        plane = self.plane
+        try:
+            plane.submit(call, waits=False, at_once=at_once)
+        except BaseException as error:
+            plane.abandon(call, error)
+            if call.span is not None:
+                call.span.refused(error)
+            raise
+        if call.span is not None:  # not by who settles it: what exports spans may take its time
+            later = partial(self.callbacks.run, call.span.end)
+            plane.when_settled(call, later)
+        if call.options.deadline is not None:
+            expire = partial(self._expire, call)
+            call.timer = self.runtime.loop.call_at(call.options.deadline, expire)
+            if call.done:
+                call.timer.cancel()
+        if call.stream is not None:
+            return ReplyStream(call, plane, self.callbacks)
+        return CallFuture(call, plane, self.callbacks)
+
+    def _wait_for(self, call: Call) -> Any:
+        """Send *call* and return its value, or raise its error."""
+        plane = self.plane
+        try:
+            plane.submit(call, waits=True)
+            if not plane.wait(call, call.options.deadline):
+                self._expire(call)
+        except BaseException as error:
+            if isinstance(error, ExecutorClosed):
+                open_executors.stay_until_the_end()
+            plane.abandon(call, error)  # Ctrl-C: no caller waits for the answer
+            if call.span is not None:
+                call.span.refused(error)
+            raise
+        if call.span is not None:
+            call.span.end(call)
+        if isinstance(call.error, ExecutorClosed):
+            open_executors.stay_until_the_end()
+        return call.result()
+
+    def _payloads(
+        self,
+        name: str,
+        method: object,
+        each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        span: CallSpan | None,
+    ) -> Sequence[Payload]:
+        """Return what is to be sent, one for all ranks or one for each."""
+        if span is None and len(each) == 1 and isinstance(method, str):
+            args, kwargs = each[0]
+            if not args and not kwargs:  # the same bytes each time
+                bare = self._bare.get(method)
+                if bare is None:
+                    encoded = encode((method, (), _NO_KEYWORDS), name)
+                    bare = self._bare[method] = (Payload.of(encoded),)
+                return bare
+        payloads: list[Payload] = []
+        try:
+            for args, kwargs in each:
+                what = (method, args, kwargs)
+                try:
+                    encoded = encode(
+                        what if span is None else (*what, span.carrier), f"the arguments of {name}"
+                    )
+                except NotPicklable as error:
+                    raise culprit(name, args, kwargs, error) from error.__cause__
+                payloads.append(self.plane.pack(encoded))
+        except BaseException as error:
+            if span is not None:
+                span.refused(error)
+            for payload in payloads:  # what one rank was to get cannot travel
+                payload.close()
+            raise
+        return payloads
+
+    def _expire(self, call: Call) -> None:
+        """Settle *call* as timed out, and restart the ranks that owe it if it asks for that."""
+        late = self.plane.expire(call)
+        if call.options.on_timeout == "restart":
+            why = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
+            for rank, incarnation in late.items():
+                self.post(self.actor.health.overdue, rank, incarnation, why)
+
     # --- starting -----------------------------------------------------------------------
 
     def start(self) -> None:
@@ -435,14 +610,7 @@ class Group:
             self._check_may_wait("checkpoint")
         call = checkpoint_call(self.plane, next(self.numbers), timeout)
         call.under_hold = under_hold  # new calls are paused, and this one is not
-        try:
-            self.plane.submit(call, waits=True)
-            if not self.plane.wait(call, call.options.deadline):
-                self.plane.expire(call)
-        except BaseException:
-            self.plane.abandon(call)
-            raise
-        call.result()
+        self._wait_for(call)
         return self.checkpoints.outcome(call)
 
     def change(
@@ -488,11 +656,7 @@ class Group:
             self.check_open()
 
     def drain(self, timeout: float | None) -> None:
-        """Return once every call made so far has ended.
-
-        Raises:
-            TimeoutError: *timeout* seconds passed first.
-        """
+        """See `Executor.drain`."""
         self._check_may_wait("drain")
         self.check_open()
         try:

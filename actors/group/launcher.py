@@ -145,14 +145,14 @@ class WorkerBuilder:
         return worker
 
     def launch(self, worker: Worker, epoch: EpochSpec) -> LaunchSpec:
-        """Return what the process of *worker* is started with, beside the way to it."""
+        """Return what the process of *worker* is started with."""
         config = pickle.dumps(self._config(worker, epoch, self._spec.factory))
         boot = Boot(worker.rank, worker.incarnation, worker.epoch, host_worker, config)
         env = self._environment(worker, epoch)
         return self._launch_in(worker, boot, env, self._title(worker, epoch))
 
     def launch_spare(self, spare: Worker) -> LaunchSpec:
-        """Return what the process of *spare* is started with, beside the way to it."""
+        """Return what the process of *spare* is started with."""
         spec = self._spec
         boot = Boot(spare.rank, 0, 0, host_spare, spec.factory)
         env = {**threads_of_each(spec.world_size), **os.environ, **_BLIND, **spec.launch.env}
@@ -231,10 +231,12 @@ class WorkerBuilder:
     def _launch_in(self, worker: Worker, boot: Boot, env: dict[str, str], title: str) -> LaunchSpec:
         launch = self._spec.launch
         inherits = launch.stdio == "inherit"
+        # A rank elsewhere has a link's ends in their place.
+        way = {} if self._spec.is_remote else worker.worker_fds()
         return LaunchSpec(
             entry="phalanx.runtime.worker.call_loop:main",
             payload=pickle.dumps(boot),
-            fds={"locks": self._locks, **self._stdin, **worker.output.child_fds()},
+            fds={"locks": self._locks, **self._stdin, **worker.output.child_fds(), **way},
             preload=launch.preload,
             label=f"{worker.labels.child}#{worker.labels.incarnation}",
             title=title,

@@ -182,29 +182,21 @@ class Membership:
         deadline = self._group.clock() + self._spec.limits.start
         by_label = {spec.label: worker for spec, worker in zip(specs, made, strict=True)}
 
+        def on_exit(process: Process | FarProcess) -> None:
+            self._exited(by_label[process.label])
+
         def is_wanted() -> bool:
             return not all(worker.asked for worker in made)
 
-        def start() -> None:
-            limits: dict[str, Any] = {"deadline": deadline, "is_wanted": is_wanted}
-
-            def on_exit(process: Process | FarProcess) -> None:
-                self._exited(by_label[process.label])
-
-            if self._links is not None:
-                launch.processes = self._links.launch(made, specs, on_exit=on_exit, **limits)
-                return
-            complete = (
-                replace(spec, fds={**spec.fds, **worker.worker_fds()})
-                for spec, worker in zip(specs, made, strict=True)
-            )
-            launcher = self._group.runtime.launcher
-            launch.processes = launcher.launch(*complete, on_exit=on_exit, **limits)
+        how: dict[str, Any] = {"on_exit": on_exit, "deadline": deadline, "is_wanted": is_wanted}
 
         def run() -> None:
             with occupied:
                 try:
-                    start()
+                    if self._links is not None:
+                        launch.processes = self._links.launch(made, specs, **how)
+                    else:
+                        launch.processes = self._group.runtime.launcher.launch(*specs, **how)
                 except BaseException as error:  # noqa: BLE001  # told to the actor
                     launch.error = error
             self._group.post(self._on_launched, launch)

@@ -19,7 +19,7 @@ from phalanx.supervision import CallTimeout, Unhealthy, check_seconds
 from .heartbeat import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from phalanx.actors.calls.rank import Progress
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 _HEARTBEAT_TICKS = 2  # clock ticks that the reply to a heartbeat may have used
 
 
-def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None:
-    """See `Executor.check_health`; *call* makes a call of *group*."""
+def check_health(group: Group, timeout: float) -> None:
+    """See `Executor.check_health`."""
     group.callbacks.check_may_wait("check_health")
     before, clock = group.view.ranks, group.clock
     deadline = clock() + check_seconds("timeout", timeout)
     patience = min(PATIENCE, timeout / 2)  # of it is kept for the heartbeats
     ping = [((), dict[str, Any]())]
-    future = call(Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True)
+    future = group.call(Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True)
     vitals: dict[int, Vitals] = {}
     replies: dict[int, Pulse | None] = {}
     incarnations = {info.rank: info.incarnation for info in before}
@@ -53,7 +53,7 @@ def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None
             late, gone = _silent(future, incarnations)  # which ends at the call's own deadline
             if late:
                 complete.wait(PATIENCE - patience)
-            replies = request.replies()
+            replies = dict(request.replies)
     if not late and not gone:
         return
     group.check_open()

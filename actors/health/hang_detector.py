@@ -359,7 +359,7 @@ class HangDetector:
         if number not in self._open:
             return  # all had replied before the time was over
         one = self._open.pop(number)
-        replies = one.request.replies()
+        replies = dict(one.request.replies)
         one.request.close()
         there = [each for each in one.suspects if not each.worker.released and each.worker.process]
         workers = {each.worker.rank: each.worker for each in there}

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Kind, OwnedLock, Payload, Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from phalanx.runtime import Frame
 
@@ -27,36 +28,24 @@ PATIENCE = 1.0
 _NOTHING = Payload.of(None)
 
 
+@dataclass(slots=True, eq=False)
 class HeartbeatRequest:
     """One request to some ranks.
 
     Attributes:
+        replies: The reply of each rank; None for a rank that has not replied by now.
+        when_complete: Called once every rank has replied; maybe again, on any thread.
         close: Drops later replies.
     """
 
-    def __init__(
-        self,
-        ranks: Collection[int],
-        when_complete: Callable[[], object],
-        close: Callable[[], object],
-    ) -> None:
-        self._when_complete = when_complete
-        self._pulses: dict[int, Pulse | None] = dict.fromkeys(ranks)
-        self.close = close
-
-    def replies(self) -> dict[int, Pulse | None]:
-        """Return the reply of each rank; None for a rank that has not replied by now."""
-        return dict(self._pulses)
-
-    def receive(self, rank: int, pulse: Pulse) -> None:
-        """Note the reply of *rank*."""
-        self._pulses[rank] = pulse
-        self.check_complete()
+    replies: dict[int, Pulse | None]
+    when_complete: Callable[[], object]
+    close: Callable[[], object]
 
     def check_complete(self) -> None:
-        """Call *when_complete* if every rank has replied; maybe again, on any thread."""
-        if None not in self.replies().values():
-            self._when_complete()
+        """Call *when_complete* if every rank has replied."""
+        if None not in self.replies.values():
+            self.when_complete()
 
 
 class HeartbeatClient:
@@ -89,7 +78,8 @@ class HeartbeatClient:
         """
         number = next(self._numbers)
         close = partial(self._open.pop, number, None)
-        request = self._open[number] = HeartbeatRequest(ranks, when_complete, close)
+        replies: dict[int, Pulse | None] = dict.fromkeys(ranks)
+        request = self._open[number] = HeartbeatRequest(replies, when_complete, close)
         self._send(ranks, Kind.ASK, call_id=number)
         request.check_complete()
         return request
@@ -113,7 +103,8 @@ class HeartbeatClient:
         with suppress(Exception):  # one that cannot be decoded is no reply
             pulse = frame.value()
         if isinstance(pulse, Pulse):
-            request.receive(rank, pulse)
+            request.replies[rank] = pulse
+            request.check_complete()
 
     def _send(
         self, ranks: Mapping[int, int], kind: int, *, epoch: int = 0, call_id: int = 0

@@ -364,7 +364,7 @@ def replaced_keywords(table: Mapping[str, str]) -> Callable[[_F], _F]:
     """Have a function take old names of its keywords for one more release, with a warning.
 
     Args:
-        table: Old name -> ``group.field``; empty for one that has no effect any longer.
+        table: Old name -> ``group.field``.
     """
 
     def decorate(function: _F) -> _F:
@@ -373,15 +373,12 @@ def replaced_keywords(table: Mapping[str, str]) -> Callable[[_F], _F]:
             for old in given.keys() & table.keys():
                 value = given.pop(old)
                 name, _, part = table[old].partition(".")
-                advice = "it has no effect"
-                if name:
-                    kind, short = _GROUPS[name]
-                    advice = f"write {name}={kind.__name__}({part}=...)"
-                    if value is not None or part in _NONE_COUNTS:
-                        now = given.get(name)
-                        over, written = {part: value}, {part: old}
-                        given[name] = group_of(name, kind, now, over, short=short, written=written)
-                text = f"phalanx: {old}= is deprecated: {advice}"
+                kind, short = _GROUPS[name]
+                if value is not None or part in _NONE_COUNTS:
+                    now = given.get(name)
+                    over, written = {part: value}, {part: old}
+                    given[name] = group_of(name, kind, now, over, short=short, written=written)
+                text = f"phalanx: {old}= is deprecated: write {name}={kind.__name__}({part}=...)"
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
             return function(*args, **given)
 
@@ -412,8 +409,6 @@ REPLACED = {
     "rank_env": "launch.rank_env",
     "rank_kwargs": "launch.rank_kwargs",
     "transport": "launch.transport",
-    "spin": "",
-    "async_output": "",
 }
 
 
@@ -589,12 +584,9 @@ def layout_for(
     Raises:
         SpecError: it cannot have so many, or not without a *layout*.
     """
-    check_count("world_size", world_size)
-    if layout is None:
-        if not spec.is_plain:
-            raise SpecError("layout", None, "say how the new ranks are laid out")
-        layout = Layout(tensor=world_size)
-    layout.check(world_size)
+    if layout is None and not spec.is_plain:
+        raise SpecError("layout", None, "say how the new ranks are laid out")
+    layout = _layout_of(world_size, layout)
     if spec.launch.method == "inline" and world_size != 1:
         raise SpecError("world_size", world_size, 'launch="inline" has one rank')
     if spec.cluster is None:

@@ -283,14 +283,10 @@ class Methods:
             return getattr(method, "__qualname__", None) or repr(method), _UNDECLARED
         raise SpecError("method", method, "give a method's name or a callable")
 
-    def steps(self) -> dict[str, Method]:
-        """Return the step methods."""
-        found: dict[str, Method] = {}
-        for name in filter(_is_public, dir(self._worker)):
-            declared = getattr(inspect.getattr_static(self._worker, name), _MARK, None)
-            if declared is not None and declared.reply is not None:
-                found[name] = self.find(name)
-        return found
+    def declares_reply(self, name: str) -> bool:
+        """Whether there is a method *name* that declares the value a proxy returns."""
+        method = inspect.getattr_static(self._worker, name, None)
+        return _is_public(name) and getattr(method, _MARK, _UNDECLARED).reply is not None
 
     def _look_up(self, name: str) -> Method:
         value = inspect.getattr_static(self._worker, name, None)

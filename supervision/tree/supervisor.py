@@ -117,8 +117,12 @@ class SupervisorView:
             raise self._gone() or ChildRefused("not_running", path)
         return getattr(start.handle, "ref", start.handle)
 
-    def wait_child(self, path: str, timeout: float | None = None) -> Any:
+    def wait_child(
+        self, path: str, timeout: float | None = None, *, other_than: object = None
+    ) -> Any:
         """Return `child` of *path*, after its start or restart if one is under way.
+
+        Not *other_than*, which is ending: it waits for the one that follows.
 
         Raises:
             ChildRefused: There is none, or nothing is going to start it.
@@ -133,7 +137,9 @@ class SupervisorView:
                 changed.clear()
                 will_run = self._will_run(path)  # before the look: it may start in between
                 try:
-                    return self.child(path)
+                    found = self.child(path)
+                    if found is not other_than:
+                        return found
                 except (ChildRefused, SupervisorDown):
                     if not will_run or self._top.ended is not None:
                         raise

@@ -142,9 +142,6 @@ class Bounded(Counter):
     def fill_disk(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
 
-    def empty_disk(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
 
 class Holder(Echo):
     """Has a large state."""

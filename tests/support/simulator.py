@@ -22,7 +22,6 @@ from phalanx.runtime import (
     Kind,
     Payload,
     ProgressPage,
-    RemoteFailure,
     Vitals,
     encode,
 )
@@ -30,9 +29,7 @@ from phalanx.runtime.memory.arena import Borrower
 from phalanx.runtime.observe.crash_report import ExitEvidence
 from phalanx.runtime.output.collector_client import LastOutput
 from phalanx.runtime.wire.packet_decoder import unbundle, unpack
-from phalanx.runtime.wire.packet_header import Flag
 from phalanx.runtime.wire.progress_page import _BEGUN_AT
-from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive
 
 START, CALL = 0.5, 0.01  # seconds that a start and a call take
 HANGS = object()  # what a function returns whose call never ends
@@ -348,30 +345,16 @@ class Worker:
             page.begin(frame.call_id)
             page._words[_BEGUN_AT] = round(self._simulation.now * 1e9)
             method, args, kwargs = frame.value()
-            try:
-                value = getattr(self.machine.served, method)(self, *args, **kwargs)
-            except Exception as error:  # the caller's
-                ends = RESUME_UNLESS_BROKEN.directive(error) is Directive.RESTART
-                flags = Flag.FATAL if ends else Flag.NONE
-                self._answer(Kind.ERROR, frame.call_id, RemoteFailure.of(error), flags)
-                if ends:
-                    end = partial(self._exit, ExitEvidence(code=1))
-                    self._simulation.call_at(self._simulation.now + CALL, end)
-                    return
-            else:
-                if value is HANGS or self.status is not None:
-                    return
-                self._answer(Kind.REPLY, frame.call_id, value)
+            value = getattr(self.machine.served, method)(self, *args, **kwargs)
+            if value is HANGS or self.status is not None:
+                return
+            self._answer(Kind.REPLY, frame.call_id, value)
             page.finish(frame.call_id)
 
-    def _answer(self, kind: int, call: int, value: Any, flags: int = Flag.NONE) -> None:
+    def _answer(self, kind: int, call: int, value: Any) -> None:
         payload = Payload.of(None if value is None else encode(value, "the reply"))
         packet = payload.packet(
-            kind,
-            epoch=self._channel.epoch,
-            call_id=call,
-            incarnation=self.incarnation,
-            flags=flags,
+            kind, epoch=self._channel.epoch, call_id=call, incarnation=self.incarnation
         )
         self._channel.to_driver.append(packet)
         payload.close()

@@ -184,10 +184,6 @@ class Echo(WorkerActor):
         while time.monotonic() < deadline:
             pass
 
-    def add_in_place(self, tensor: Any, amount: float) -> float:
-        tensor.add_(amount)
-        return float(tensor.sum())
-
 
 class StartFails(Echo):
     """Fails its start in a way of the test's choosing, on one rank."""

@@ -26,13 +26,10 @@ from phalanx.actors import (
 )
 from phalanx.supervision import (
     BadArguments,
-    Intensity,
     NotPicklable,
     RemoteError,
-    Restart,
     SpecError,
     StartFailed,
-    Strategy,
     UnknownMethod,
 )
 
@@ -244,20 +241,6 @@ def test_an_error_lists_the_choices(make: Make, options: dict[str, Any], told: s
         make(Echo, **options)
 
 
-def test_words_and_pairs_stand_for_members(make: Make) -> None:
-    ex = make(
-        Echo,
-        1,
-        strategy="one_for_one",
-        policy={"restart": "transient"},
-        intensity=(2, 60),
-    )
-
-    assert ex._group.spec.policy.strategy is Strategy.ONE_FOR_ONE
-    assert ex._group.spec.policy.restart is Restart.TRANSIENT
-    assert ex._group.spec.policy.intensity == Intensity(2, 60)
-
-
 def test_arguments_in_the_place_of_the_timeout_are_pointed_at(make: Make) -> None:
     ex = make(Echo, 1)
 
@@ -446,8 +429,6 @@ def test_a_timeout_may_be_as_long_as_one_likes(make: Make, timeout: float) -> No
 def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
     with pytest.raises(BadArguments, match="unexpected keyword argument 'nope'"):
         Executor(StartFails, 1, kwargs={"how": "raise", "nope": 1}, launch=Launch(preload=()))
-    with pytest.raises(SpecError, match=r"rank_kwargs\[0\]"):
-        Executor(Echo, 1, launch={"rank_kwargs": [{5: 1}], "preload": ()})
     with pytest.raises(SpecError, match="report_dir"):
         Executor(Echo, 1, policy=RestartPolicy(report_dir="/dev/null/x"), launch=Launch(preload=()))
 

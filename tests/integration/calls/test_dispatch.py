@@ -14,11 +14,11 @@ import structlog
 from structlog.testing import capture_logs
 from tests.support.options import Make
 from tests.support.processes import wait_until
-from tests.support.workers import Echo
+from tests.support.workers import Echo, wait_for
 
-from phalanx.actors import Layout, idempotent
+from phalanx.actors import Layout, idempotent, method
 from phalanx.runtime import Runtime
-from phalanx.supervision import SpecError, UnknownMethod
+from phalanx.supervision import CallTimeout, SpecError, UnknownMethod
 
 
 def test_scatter_gives_each_rank_its_own_arguments_and_guesses_from_no_length(make: Make) -> None:
@@ -123,6 +123,29 @@ def test_a_proxy_has_the_workers_methods(make: Make) -> None:
         proxy.unheard_of()
     with pytest.raises(SpecError, match="rank=4"):
         ex.proxy(rank=4)
+
+
+class Impatient(Echo):
+    @method(timeout=0.1)
+    def wait(self, gate: str) -> None:
+        wait_for(gate)
+
+    @method(reply="every")
+    def status(self) -> int:
+        return self.ctx.rank
+
+
+def test_a_proxy_keeps_what_a_method_declares_whatever_else_it_declares_and_is_called(
+    make: Make, gate: Path
+) -> None:
+    ex = make(Impatient, 2)
+
+    with pytest.raises(CallTimeout):
+        ex.proxy().wait(str(gate))
+    gate.touch()
+
+    assert ex.proxy().status() == [0, 1]
+    assert ex.status().state == "serving"
 
 
 def test_former_spellings_warn_and_work(make: Make) -> None:

@@ -199,19 +199,6 @@ def test_a_spare_is_given_back_the_state_of_the_rank_whose_place_it_takes(make: 
 # --- when it is taken ---------------------------------------------------------------------
 
 
-def test_it_is_taken_on_demand(make: Make) -> None:
-    ex = make(checkpoint=CheckpointPolicy())
-    ex.collective_rpc("add", LONG)
-    first = ex.checkpoint()
-    ex.collective_rpc("add", LONG)
-
-    die(ex, 0)
-
-    assert ex.collective_rpc("get", LONG) == [1, 1]
-    assert first.ranks == (0, 1)
-    assert ex.checkpoint(timeout=LONG).number > first.number
-
-
 def test_it_is_taken_by_time_and_only_when_there_was_a_call(make: Make) -> None:
     ex = make(checkpoint=CheckpointPolicy(every_seconds=0.05))
     taken = Heard(ex, CheckpointTaken)
@@ -226,10 +213,10 @@ def test_it_is_taken_by_time_and_only_when_there_was_a_call(make: Make) -> None:
     assert [count for count, _, _ in states(ex)] == [1, 1]
 
 
-def test_it_is_taken_between_calls_in_their_order(make: Make) -> None:
+def test_it_is_taken_on_demand_between_calls_in_their_order(make: Make) -> None:
     ex = make(checkpoint=CheckpointPolicy())
     futures = [ex.collective_rpc("add", non_block=True) for _ in range(5)]
-    ex.checkpoint()
+    first = ex.checkpoint()
     more = [ex.collective_rpc("add", non_block=True) for _ in range(5)]
     for future in (*futures, *more):
         future.result(LONG)
@@ -237,6 +224,8 @@ def test_it_is_taken_between_calls_in_their_order(make: Make) -> None:
     die(ex, 0)
 
     assert ex.collective_rpc("get", LONG) == [5, 5]
+    assert first.ranks == (0, 1)
+    assert ex.checkpoint(timeout=LONG).number > first.number
 
 
 def test_without_a_policy_it_is_never_taken(make: Make) -> None:

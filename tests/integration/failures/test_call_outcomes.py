@@ -289,6 +289,8 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
     make: Make, tmp_path: Path, strike: Callable[[Executor[Any]], None]
 ) -> None:
     ex = make()
+    kill(ex, 0)
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
     told: list[ExitReason] = []
     once = threading.Event()
     ex.register_failure_callback(telling(told, once))
@@ -300,8 +302,9 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
     assert once.wait(LONG)
     assert ex.wait_closed(LONG)
     assert "the executor itself: TypeError" in str(told[0])
-    with pytest.raises(ExecutorClosed, match="TypeError"):
+    with pytest.raises(ExecutorClosed, match="TypeError") as caught:
         ex.collective_rpc("rank")
+    assert caught.value.__cause__ is None  # it is not told as a death that was long mended
 
 
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
@@ -316,22 +319,6 @@ def test_no_other_actor_of_the_program_stops_the_group(make: Make, gate: Path, h
     kill(ex, 0)
     assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
     assert ex.status().restarts == 1
-
-
-def test_an_error_in_it_is_not_told_as_a_death_that_was_long_mended(
-    make: Make, tmp_path: Path
-) -> None:
-    ex = make()
-    kill(ex, 0)
-    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
-    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
-
-    ex._group.post(len)
-
-    assert isinstance(call.exception(LONG), ExecutorClosed)
-    with pytest.raises(ExecutorClosed, match="TypeError") as caught:
-        ex.collective_rpc("rank")
-    assert caught.value.__cause__ is None
 
 
 def test_an_error_in_it_during_a_restart_ends_the_group_and_answers_whoever_waits(

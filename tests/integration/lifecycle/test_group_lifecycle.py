@@ -481,19 +481,6 @@ def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(make: Make, ga
     assert len(ex.ranks) == ex.world_size == 2
 
 
-def test_drain_returns_when_nothing_is_in_flight(make: Make, gate: Path) -> None:
-    ex = make(world_size=1)
-    future = ex.collective_rpc("gated", args=(str(gate), 1), non_block=True)
-
-    with pytest.raises(TimeoutError):
-        ex.drain(0.1)
-    gate.touch()
-    ex.drain(30)
-
-    assert future.done()
-    assert ex.collective_rpc("rank", 30) == [0]
-
-
 def assert_drained_with(ex: Executor[Any], last: Any, gate: Path, *, patience: float = 0.1) -> None:
     """A drain does not end before *last*, which does not end before *gate* is there."""
     with pytest.raises(TimeoutError, match=rf"without an outcome after {patience:g} s"):

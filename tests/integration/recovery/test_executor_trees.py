@@ -17,7 +17,7 @@ from tests.support.processes import wait_until
 from tests.support.rank_faults import kill
 from tests.support.supervised_actors import in_sub_process
 from tests.support.transport import TRANSPORT
-from tests.support.workers import Echo, StartFails, StartsLate
+from tests.support.workers import Echo, StartFails, StartsLate, wait_for
 
 from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
 from phalanx.actors.api.lasting_executor import SupervisedExecutor
@@ -27,6 +27,7 @@ from phalanx.supervision import (
     ChildRefused,
     ChildSpec,
     ExecutorClosed,
+    ExitReason,
     Intensity,
     Restart,
     SpecError,
@@ -153,6 +154,30 @@ def test_a_lasting_handle_does_not_make_a_call_again_whose_method_raised_that_an
         asyncio.run(model.aio.collective_rpc("refused", 1.0))
 
     assert model.call("refusals", LONG, rank=0) == 2
+
+
+class StopsLate(Echo):
+    def on_stop(self, reason: ExitReason) -> None:
+        wait_for(self.greeting)
+
+
+def test_a_call_of_a_lasting_handle_keeps_its_timeout_while_its_executor_ends(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    late = child("a", StopsLate, 1, args=(str(gate),), limits={"stop": {"ask": LONG}})
+    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[late]))
+    model = tree.executor("a")
+    model.current().request_close()
+
+    with pytest.raises(CallTimeout, match="never sent"):
+        model.collective_rpc("rank", 0.2)
+    with pytest.raises(CallTimeout, match="never sent"):
+        asyncio.run(model.aio.collective_rpc("rank", 0.2))
+
+    assert tree.status().restarts == 0  # it is still ending
+    gate.touch()
+    assert model.collective_rpc("rank", LONG) == [0]
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ import pytest
 from tests.support.simulator import HANGS, Log, Machine, Simulation
 
 from phalanx.actors.api.calls import CallMethods
-from phalanx.actors.api.group import RankGroup
-from phalanx.actors.group.handle import Parent
+from phalanx.actors.group.handle import Group, Parent
 from phalanx.actors.spec.options import spec_of
-from phalanx.actors.spec.worker import Methods, WorkerActor
+from phalanx.actors.spec.worker import WorkerActor
 from phalanx.supervision import (
     SHUTDOWN,
     ChildSpec,
@@ -40,8 +39,6 @@ class Shard(WorkerActor):
     def hang(self, rank: int) -> int:
         return rank
 
-    def fault(self, ranks: tuple[int, ...], times: int) -> None: ...
-
 
 class Served:
     """What the fake processes do for a call."""
@@ -60,20 +57,13 @@ class Served:
     def hang(worker: Any, rank: int) -> Any:
         return HANGS if worker.label.startswith(f"root/model/{rank}#") else rank
 
-    @staticmethod
-    def fault(worker: Any, ranks: tuple[int, ...], times: int) -> str:
-        rank = int(worker.label.partition("#")[0].rpartition("/")[2])
-        if rank in ranks and worker.incarnation <= times:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return f"by {worker.incarnation}"
-
 
 class Child:
     """An executor's group as a child, without a user's thread that waits for it."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.groups: list[RankGroup] = []
+        self.groups: list[Group] = []
 
     def __call__(self, ctx: StartContext) -> Child:
         spec = spec_of(
@@ -87,9 +77,8 @@ class Child:
         )
         parent = Parent(ctx=ctx, on_end=ctx.exited, checkpoints=None)
         runtime: Any = self.machine
-        group = RankGroup(
+        group = Group(
             spec,
-            Methods(Shard),
             runtime,
             parent=parent,
             **self.machine.seams(),
@@ -106,7 +95,7 @@ class Child:
 
     def call(self, method: str, *args: Any) -> Any:
         """Make a call, and return its future once it is done."""
-        future = CallMethods[Any](self.groups[-1], {}).collective_rpc(
+        future = CallMethods[Any](self.groups[-1]).collective_rpc(
             method, None, args, non_block=True
         )
         self.machine.simulation.run_until(future.done)
@@ -208,7 +197,7 @@ def test_an_answer_whose_reading_was_interrupted_is_not_lost_to_another_thread_t
     simulation, child = group_of_two()
     group = child.groups[0]
     plane: Any = group.plane
-    calls = CallMethods[Any](group, {})
+    calls = CallMethods[Any](group)
     watches, simulation.watches = simulation.watches, {}  # no thread reads
     futures = [calls.collective_rpc("double", None, (value,), non_block=True) for value in (1, 2)]
     channels = [simulation.sources[fd] for fd in plane._table.by_fd]
@@ -233,7 +222,7 @@ def test_the_end_of_a_channel_whose_reading_was_interrupted_is_reported(
     simulation, child = group_of_two()
     plane: Any = child.groups[0].plane
     watches, simulation.watches = simulation.watches, {}  # no thread reads
-    calls = CallMethods[Any](child.groups[0], {})
+    calls = CallMethods[Any](child.groups[0])
     future = calls.call("hang", None, (0,), rank=0, non_block=True)
     fd = next(iter(plane._table.by_fd))
     simulation.sources[fd].cut()  # its process lives
@@ -246,24 +235,4 @@ def test_the_end_of_a_channel_whose_reading_was_interrupted_is_reported(
     simulation.run_until(future.done)
 
     assert "closed" in str(future.exception(0))  # and not that it hangs
-    end(simulation, child)
-
-
-@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize(("retries", "faults"), [(0, 1), (1, 1)])
-def test_an_exception_that_restarts_its_rank_costs_an_attempt_as_a_death_does(
-    ranks: tuple[int, ...], retries: int, faults: int
-) -> None:
-    simulation, child = group_of_two()
-    calls = CallMethods[Any](child.groups[0], {})
-
-    future = calls.collective_rpc("fault", None, (ranks, faults), non_block=True, retries=retries)
-    simulation.run_until(future.done)
-
-    if retries:
-        assert future.result(0) == ["by 2", "by 2"]
-    else:
-        assert "illegal memory access" in str(future.exception(0))
-        assert isinstance(future.exception(0), RuntimeError)
-    assert child.call("double", 4).result(0) == [8, 8]
     end(simulation, child)

@@ -48,7 +48,6 @@ def test_an_executor_has_no_more_than_eighteen_parameters() -> None:
             {"policy": RestartPolicy(standby=1), "leave_within": 1.0},
             {"policy": RestartPolicy(standby=1, leave_within=1.0)},
         ),
-        ({"spin": 0.0, "async_output": True}, {}),
     ],
 )
 def test_old_keywords_mean_what_they_meant_and_warn(
