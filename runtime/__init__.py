@@ -87,11 +87,11 @@ from .observe.status import Sketch as Sketch
 from .observe.status import TreeStatus as TreeStatus
 from .observe.status import first_picture as first_picture
 from .output.collector_client import WorkerOutput as WorkerOutput
+from .process.child_main import LaunchSpec as LaunchSpec
 from .process.child_process import Process as Process
 from .process.child_process import exit_of_process as exit_of_process
 from .process.helper import Helper as Helper
 from .process.interpreter import start_helper as start_helper
-from .process.launch_spec import LaunchSpec as LaunchSpec
 from .process.launcher import Launcher as Launcher
 from .remote.gateway import Gateway as Gateway
 from .remote.gateway import StrangerRefused as StrangerRefused

@@ -175,15 +175,9 @@ def check_machine() -> None:
 
 def _open_standard_descriptors() -> None:
     """Have 0, 1 and 2 open, as a daemon may not: ours would get those numbers, and children."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != fd:  # another thread was quicker
-                os.close(null)
-            else:
-                os.set_inheritable(fd, True)  # the call's own signature
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        os.set_inheritable(fd, True)  # the call's own signature
+    os.close(fd)
 
 
 _shared: Runtime | None = None

@@ -146,8 +146,9 @@ class GroupActor(ProtectedActor):
         if spec.cluster is None:
             self._leases = DeviceLeases(group, self._start_again, self.look_at_devices)
         else:
-            retry, lost = self._start_again, self._node_lost
-            self._leases = self._places = NodePlaces(group, spec.cluster, retry, lost)
+            lost, fenced = self._node_lost, self._node_fenced
+            self._places = NodePlaces(group, spec.cluster, self._start_again, lost, fenced)
+            self._leases = self._places
             group.nodes = self._places.nodes
         group.devices = self._leases.status
         self._shutdown = Shutdown(group, self._abandon)
@@ -336,6 +337,9 @@ class GroupActor(ProtectedActor):
         lost = [self._membership.find(*pair) for pair in ranks.items()]
         if workers := [worker for worker in lost if worker is not None]:
             self._settle(workers, ExitReason(ExitKind.UNRESPONSIVE, why))
+
+    def _node_fenced(self, node: int, why: str) -> None:
+        self._deaths.fenced(node, why)
 
     def _settle(self, workers: Sequence[Worker], reason: ExitReason) -> None:
         """Have it decided what follows from the end of *workers*, of one cause, and do it."""

@@ -157,7 +157,8 @@ def report_on(
         why=decided.why,
     )
     if isinstance(worker.process, FarProcess):
-        return replace(report, host=worker.process.host)
+        lost = worker.process.node if worker.process.status is None else None
+        return replace(report, host=worker.process.host, lost_node=lost)
     return report
 
 
@@ -351,9 +352,20 @@ class Deaths:
             self._group.clock(),
         )
 
+    def fenced(self, node: int, why: str) -> None:
+        """Complete the reports on what was lost with *node*: nothing of it runs any longer."""
+        for index, report in enumerate(self._reports):
+            if report.lost_node == node:
+                self._reports[index] = replace(report, fenced=why)
+                self._keep(self._reports[index])
+        self._show()
+
     def file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""
         self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
+        self._keep(report)
+
+    def _keep(self, report: CrashReport) -> None:
         if self._folder is not None:
             self._writer.run(self._write, self._folder, report)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.cluster import NodeAwaited, NodePool
+from phalanx.cluster import NodeAwaited, NodeFenced, NodePool
 from phalanx.runtime import Lease, StrangerRefused
 from phalanx.supervision import NoNode
 
@@ -33,6 +33,7 @@ class NodePlaces:
     Args:
         retry: Called with a start that is to ask for its places again.
         lost: Called with the ranks of a node that is lost, their incarnations, and why.
+        fenced: Called with a lost node of which nothing runs any longer, and what says so.
 
     Attributes:
         pool: The nodes.
@@ -45,11 +46,13 @@ class NodePlaces:
         options: ClusterOptions,
         retry: Callable[[StartRanks], None],
         lost: Callable[[Mapping[int, int], str], None],
+        fenced: Callable[[int, str], None],
     ) -> None:
         self._group = group
         self._options = options
         self._retry = retry
         self._lost = partial(group.post, lost)
+        self._fenced = partial(group.post, fenced)
         spec, runtime = group.spec, group.runtime
         self.gpus = 0.0 if spec.devices.names == "cpu" else spec.devices.per_rank
         self.pool = NodePool(
@@ -187,3 +190,5 @@ class NodePlaces:
     def happened(self, event: LoggedEvent) -> None:
         """See `PoolEvents`."""
         self._group.publish(event)
+        if isinstance(event, NodeFenced):
+            self._fenced(event.node, event.why)

@@ -51,10 +51,8 @@ def check_folder(field: str, value: object) -> Path:
         why = f"belongs to user {seen.st_uid}; what is in it would be run as code"
         raise SpecError(field, given, why)
     if seen.st_mode & 0o077:
-        why = (
-            f"others may enter it (mode {stat.S_IMODE(seen.st_mode):o}), and what is in it is run "
-        )
-        raise SpecError(field, given, f"{why}as code; chmod 700 it")
+        why = f"others may enter it (mode {stat.S_IMODE(seen.st_mode):o})"
+        raise SpecError(field, given, f"{why}, and what is in it is run as code; chmod 700 it")
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"x")

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 from phalanx.supervision import NoDevice, SpecError
 
+from .device import EPSILON
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .device import Device
     from .inventory import Gpu
-
-_EPSILON = 1e-6
 
 Visibility = Literal["one", "all"]
 
@@ -35,8 +35,6 @@ class Lease:
         environment: Variables with which the worker sees its devices.
         share: How much of each device: 1.0, or a fraction.
         holder: Its holder's name in status and messages.
-        used_bytes: The memory in use on the first device before the first lease; None if that was
-            not measured.
         places: Their names in the driver, for a rank that runs inside it.
     """
 
@@ -46,7 +44,6 @@ class Lease:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     share: float = 1.0
     holder: str = ""
-    used_bytes: int | None = None
     places: tuple[str, ...] = ("cpu",)
 
     @classmethod
@@ -56,18 +53,8 @@ class Lease:
         hidden = {"CUDA_VISIBLE_DEVICES": ""}  # a stray .cuda() fails instead of sharing
         return cls(slots, slots, environment=hidden, holder=holder, places=slots)
 
-    @property
-    def device(self) -> str:
-        """The worker's name of its device, or of the first of several."""
-        return self.devices[0]
-
-    @property
-    def gpu(self) -> Gpu | None:
-        """Its GPU, or the first of several; None for a CPU slot."""
-        return self.gpus[0] if self.gpus else None
-
     def __str__(self) -> str:
-        return ",".join(gpu.uuid for gpu in self.gpus) or self.device
+        return ",".join(gpu.uuid for gpu in self.gpus) or self.devices[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +117,7 @@ def place(order: Sequence[Device], requests: Sequence[Request], share: float) ->
         if all(has_room(device, after=True) for device in own):
             raise _no_device(devices, request, share, soon=True)
     for number, request in enumerate(requests):
-        at = int(request.rank * share + _EPSILON)
+        at = int(request.rank * share + EPSILON)
         if number not in placed:
             take(number, list(order[at : at + count]))
     for number, request in enumerate(requests):
@@ -171,7 +158,7 @@ def check_room(order: Sequence[Device], world_size: int, share: float) -> None:
     if share == 1:
         fit = len(order)
     elif share < 1:
-        fit = sum(device.fits(share) for device in devices)
+        fit = sum(int(device.capacity / share + EPSILON) for device in devices)
     else:
         fit = len(devices) // int(share)
     if world_size > fit:
@@ -202,7 +189,6 @@ def lease_of(
     if seen is not None:
         # A lost device could keep CUDA from starting.
         shown = [one.gpu for one in seen if one.quarantine is None or not one.quarantine.fatal]
-    idle = devices[0].idle
     return Lease(
         tuple(device.uuid for device in devices),
         devices=tuple(f"cuda:{shown.index(device.gpu)}" for device in devices),
@@ -210,6 +196,5 @@ def lease_of(
         environment={"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in shown)},
         share=min(share, 1.0),
         holder=request.holder,
-        used_bytes=None if idle is None else idle.used,
         places=tuple(device.place for device in devices),
     )

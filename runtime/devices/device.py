@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .allocation import Lease
     from .inventory import Fault, Gpu, GpuInventory
 
-_EPSILON = 1e-6  # ten tenths are a whole
+EPSILON = 1e-6  # ten tenths are a whole
 
 Cause = Literal["memory", "fault", "user"]
 
@@ -200,11 +200,7 @@ class Device:
     def has_room(self, share: float, *, after: bool = False) -> bool:
         """Whether *share* of it can be leased; with *after*, once all is released."""
         leased = sum(lease.share for lease in self.leases) if after else self.leased
-        return leased + share <= self.capacity + _EPSILON
-
-    def fits(self, share: float) -> int:
-        """Return how many leases of *share* there can be at once."""
-        return int(self.capacity / share + _EPSILON)
+        return leased + share <= self.capacity + EPSILON
 
     def watch_release(self, inventory: GpuInventory, slack: int, now: float) -> Quarantine | None:
         """Drop what is released; return the quarantine of a device that has not been in time."""

@@ -41,14 +41,11 @@ def has_communicators() -> bool:
     return world is not None and any(_is_nccl(world, group) for group in list(world.pg_map))
 
 
-def abort_process_groups(limit: float = _ABORT) -> list[Any]:
+def abort_process_groups() -> list[Any]:
     """End all operations of the process groups that this process is in; return its groups.
 
-    Args:
-        limit: Seconds that the abort of NCCL's groups may take.
-
     Raises:
-        RuntimeFault: It took longer, or failed: this process cannot leave its groups.
+        RuntimeFault: NCCL took too long, or failed: this process cannot leave its groups.
     """
     world = _world()
     if world is None:
@@ -63,7 +60,7 @@ def abort_process_groups(limit: float = _ABORT) -> list[Any]:
     nccl = [group for group in groups if _is_nccl(world, group)]
     if nccl:
         torch.distributed.distributed_c10d._update_default_pg(None)  # noqa: SLF001  # as torch does
-        _abort(nccl, limit)
+        _abort(nccl)
     return groups
 
 
@@ -108,7 +105,7 @@ def _is_nccl(world: Any, group: Any) -> bool:
     return "nccl" in str(world.pg_backend_config.get(group, ""))
 
 
-def _abort(groups: list[Any], limit: float) -> None:
+def _abort(groups: list[Any]) -> None:
     """Abort *groups*, newest first, on a separate thread."""
 
     def run() -> None:
@@ -121,9 +118,9 @@ def _abort(groups: list[Any], limit: float) -> None:
     result: Future[None] = Future()
     threading.Thread(target=resolve, args=(result, run), name="phalanx-abort", daemon=True).start()
     try:
-        result.result(limit)
+        result.result(_ABORT)
     except Exception as error:
-        how = f"failed: {error}" if result.done() else f"did not return within {limit:g} s"
+        how = f"failed: {error}" if result.done() else f"did not return within {_ABORT:g} s"
         what = f"the abort of its {len(groups)} NCCL process group(s)"
         raise RuntimeFault(f"{what} {how}") from error
 

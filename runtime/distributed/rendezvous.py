@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime.event import Event, LoggedEvent, unheard
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.descriptors import receive_with_fds
+from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.helper import Helper
-from phalanx.runtime.process.launch_spec import LaunchSpec
-from phalanx.supervision import ExitReason, RuntimeFault, SpecError
+from phalanx.supervision import ExitReason, RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,17 +138,15 @@ class RendezvousStore:
         """Return the meeting place of *epoch*; that of the epoch before is gone from now on.
 
         Args:
+            epoch: Above the last one.
             address: The IP address of this machine on which it listens.
 
         Raises:
-            SpecError: *epoch* is not above the last one.
             RuntimeFault: *address* cannot be bound, or this store is closed.
         """
         with self._helper.lock:
             if self._helper.closed:
                 raise RuntimeFault(f"the rendezvous store of {self._group} is closed")
-            if epoch <= self._epoch:
-                raise SpecError("epoch", epoch, f"must be above the last one, {self._epoch}")
             listener = _listen(address)
             self._forget_listener()
             self._epoch = epoch
@@ -342,11 +340,7 @@ def _knock(rendezvous: Rendezvous) -> None:
 
 def _listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((address, 0))
-        listener.listen(_BACKLOG)
+        return socket.create_server((address, 0), family=family, backlog=_BACKLOG)
     except OSError as error:
-        listener.close()
         raise RuntimeFault(f"cannot listen on {address}: {error}; is its interface up?") from error
-    return listener

@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 def receive_with_fds(
     sock: socket.socket, size: int, most: int, flags: int = 0
 ) -> tuple[bytes, list[int]]:
-    """Return one packet of at most *size* bytes and the descriptors that came with it."""
+    """Return one packet of at most *size* bytes and the descriptors that came with it.
+
+    Nothing once the other end is closed, even if it has left packets unread.
+    """
     room = socket.CMSG_LEN(most * array.array("i").itemsize)
-    data, ancillary, _, _ = sock.recvmsg(size, room, flags | socket.MSG_CMSG_CLOEXEC)
+    try:
+        data, ancillary, _, _ = sock.recvmsg(size, room, flags | socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return b"", []
     return data, fds_in(ancillary)
 
 

@@ -66,14 +66,13 @@ def _watch(sock: socket.socket, driver: int) -> int:
         ready = {fd for fd, _ in poller.poll()}
         if sock.fileno() in ready:
             # Before the pidfd: what the driver sent before it died counts.
-            packet = b""
-            fds: list[int] = []
-            with contextlib.suppress(ConnectionResetError):
-                packet, fds = receive_with_fds(sock, 64, 1)
+            packet, fds = receive_with_fds(sock, 64, 1)
             if not packet:
                 return file
             file = fds[0] if fds else file
-        until = math.inf if file < 0 else read_lease(file)
+        until: float = math.inf
+        if file >= 0:
+            (until,) = LEASE.unpack(os.pread(file, LEASE.size, 0))
         if syscalls.boot_time() >= until:
             process_tree.send_signal(driver, signal.SIGKILL)
         elif driver not in ready:
@@ -81,12 +80,6 @@ def _watch(sock: socket.socket, driver: int) -> int:
                 syscalls.set_boot_timer(timer, until)
             continue
         return file
-
-
-def read_lease(file: int) -> float:
-    """Return when the lease in *file* ends, in seconds of ``syscalls.boot_time``."""
-    (until,) = LEASE.unpack(os.pread(file, LEASE.size, 0))
-    return float(until)
 
 
 def _sessions_in(file: int) -> set[tuple[int, int]]:

@@ -21,7 +21,6 @@ import signal
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import descriptor_limit, procfs
@@ -147,7 +146,8 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
             if task.key in known or task.session in sessions:
                 found[pid] = task
             elif not task.is_dead:
-                environ = _environ(pid)
+                # Of one that may not be read: no tag.
+                environ = procfs.content(f"/proc/{pid}/environ", denied=b"?")
                 if environ is None:
                     lived = False
                 elif target.tag in environ:
@@ -301,15 +301,3 @@ def _is_free_or(pid: int, ticks: int) -> bool:
     """
     task = procfs.read(pid)
     return task is None or task.ticks == ticks
-
-
-def _environ(pid: int) -> bytes | None:
-    """Return the environment of *pid*; None if it is gone, no tag if it may not be read."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except PermissionError:
-        return b"?"
-    except OSError as error:
-        if descriptor_limit.is_shortage(error):
-            raise
-        return None

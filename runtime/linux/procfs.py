@@ -128,10 +128,12 @@ def numbers_in(folder: str) -> list[int]:
     return [int(name) for name in names if name.isdigit()]
 
 
-def content(path: str) -> bytes | None:
-    """Return what the file *path* holds; None if it cannot be read."""
+def content(path: str, denied: bytes | None = None) -> bytes | None:
+    """Return what the file *path* holds; None if there is none, *denied* if it may not be read."""
     try:
         return Path(path).read_bytes()
+    except PermissionError:
+        return denied
     except OSError as error:
         if descriptor_limit.is_shortage(error):
             raise

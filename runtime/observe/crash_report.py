@@ -208,6 +208,8 @@ class CrashReport:
         waiting: How many more calls had not been sent, and wait.
         checkpoint: The state that the next incarnation is given; empty if there is none.
         driver: The process that held the group.
+        lost_node: The number of its node, if that was lost and the worker with it.
+        fenced: What says that nothing of that node runs any longer; empty until something does.
         at: When it was known dead, wall clock, ISO 8601 with zone.
         at_monotonic: The same on the monotonic clock of the driver, in seconds.
         ran_for: Seconds since it was started; None if unknown.
@@ -239,6 +241,8 @@ class CrashReport:
     checkpoint: str = ""
     host: str = ""
     driver: int | None = None
+    lost_node: int | None = None
+    fenced: str = ""
 
     @classmethod
     def of(
@@ -312,6 +316,7 @@ class CrashReport:
             "calls": _describe_calls(self.calls, self.waiting),
             "state": self.checkpoint,
             "evidence": str(self.evidence),
+            "node": self._node(),
             "process": self._process(),
             "when": self.at,
         }
@@ -334,6 +339,13 @@ class CrashReport:
         if not self.decision:
             return "nothing decided yet"
         return f"{self.decision}, because {self.why}" if self.why else self.decision
+
+    def _node(self) -> str:
+        if self.lost_node is None:
+            return ""
+        if not self.fenced:
+            return "what is left of it may run until its lease is over"
+        return f"nothing of it runs any longer: {self.fenced}"
 
     def _process(self) -> str:
         parts = [f"pid {self.pid}" if self.pid else "no process", f"epoch {self.epoch}"]

@@ -29,8 +29,8 @@ from phalanx.runtime.observe.diagnostics import read_crash_output
 from phalanx.runtime.observe.event_stream import address_of, open_stream
 from phalanx.runtime.observe.events import StreamUnavailable, WorkerLabels
 from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, channel_logger, timestamp
+from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.helper import Helper
-from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.supervision import RuntimeFault, SpecError
 
 from .logging_console import LoggingConsole, log_record
@@ -54,12 +54,7 @@ _FORMS: Final = ("text", "json", "logging")
 def choose_console(
     console: Literal["auto", "text", "json", "logging"] | None, level: str | None
 ) -> tuple[Literal["text", "json", "logging"] | None, str]:
-    """Return the form of the console, and the least level of records that it shows.
-
-    Args:
-        console: The form; None shows nothing. ``"auto"`` is the one that ``PHALANX_CONSOLE`` names
-            (``none`` for nothing), and text without it.
-        level: The level; None is the one that ``PHALANX_LOG_LEVEL`` names, else warning.
+    """Return form and level of the console for these arguments of `Runtime`.
 
     Raises:
         SpecError: an argument or a variable is not one of the choices.

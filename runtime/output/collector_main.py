@@ -18,6 +18,7 @@ import json
 import os
 import queue
 import select
+import selectors
 import signal
 import socket
 import stat
@@ -171,8 +172,7 @@ class _Collector:
             {"stdout": self._out} if shared else {"stdout": self._out, "stderr": self._err}
         )
         self._readers: dict[int, WorkerReader] = {}  # by the driver's key for the worker
-        self._poll = select.epoll()
-        self._handlers: dict[int, Callable[[], object]] = {}
+        self._selector = selectors.DefaultSelector()
         self._publisher: Publisher | None = None
         self._reports: deque[dict[str, Any]] = deque(maxlen=_REPORTS)
         self._running = True
@@ -185,10 +185,10 @@ class _Collector:
         self._watch(self._idle, functools.partial(os.eventfd_read, self._idle))
         self._publish()
         while self._running:
-            for fd, _ in self._poll.poll(self._request_status()):
-                handler = self._handlers.get(fd)
-                if handler is not None:  # else closed by a handler before it
-                    handler()
+            for key, _ in self._selector.select(self._request_status()):
+                # As it is now: a handler before it may have closed it, and opened another.
+                if current := self._selector.get_map().get(key.fd):
+                    current.data()
             self._settle()
 
     def close(self) -> None:
@@ -211,8 +211,6 @@ class _Collector:
             data, fds = receive_with_fds(self._control, 1 << 16, 8, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except ConnectionResetError:
-            data, fds = b"", []
         if not data:
             self._running = False
             return
@@ -240,7 +238,7 @@ class _Collector:
             for fd in fds:
                 os.close(fd)
             return
-        reader = WorkerReader(WorkerLabels(**labels), fds, self._take, self._unwatch)
+        reader = WorkerReader(WorkerLabels(**labels), fds, self._take, self._selector.unregister)
         self._readers[key] = reader
         for fd in reader.lanes:
             self._watch(fd, functools.partial(reader.read, fd))
@@ -339,13 +337,7 @@ class _Collector:
                 self._publisher.send(report)
 
     def _watch(self, fd: int, handler: Callable[[], object]) -> None:
-        self._handlers[fd] = handler
-        self._poll.register(fd, select.EPOLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        self._handlers.pop(fd, None)
-        with contextlib.suppress(OSError):
-            self._poll.unregister(fd)
+        self._selector.register(fd, selectors.EVENT_READ, handler)
 
 
 def _loaded(data: bytes) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class WorkerReader:
         labels: WorkerLabels,
         fds: Sequence[int],
         take: Take,
-        unwatch: Callable[[int], None],
+        unwatch: Callable[[int], object],
     ) -> None:
         """Read from *fds* (tail, stdout, stderr, log), which belong to this object from now on.
 

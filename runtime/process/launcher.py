@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
-    from .launch_spec import LaunchSpec
+    from .child_main import LaunchSpec
 
 
 class Launcher:

@@ -179,8 +179,6 @@ def _receive(sock: socket.socket) -> list[_Order]:
             data, fds = receive_with_fds(sock, REQUEST.size, DESCRIPTORS, flags)
         except BlockingIOError:
             break
-        except ConnectionResetError:
-            return []
         if not data:
             return []
         orders.append(_Order(REQUEST.unpack(data)[0], fds))

@@ -64,7 +64,3 @@ class Authenticator:
                 on_refused(address, "its key is not one of this group's", key)
                 verdict = [b"400", b"unknown key", b"", b""]
             self.socket.send_multipart([version, number, *verdict])
-
-    def close(self) -> None:
-        """Let nobody in any more."""
-        self.socket.close()

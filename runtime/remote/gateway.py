@@ -13,11 +13,12 @@ import pickle
 import secrets
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from phalanx.runtime.event import Event, LoggedEvent
+from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.helper import Helper
-from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.zygote_client import SLICE, LaunchWait
 from phalanx.supervision import ExitReason, RuntimeFault
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from phalanx.runtime.event import LoggedEvent
     from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
     from phalanx.runtime.threads.event_loop import EventLoop
@@ -39,45 +39,33 @@ _ANSWER = 5.0  # seconds to answer at all
 _CLOSE = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayExited:
+class GatewayExited(Event, event="gateway_exited", level="error"):
     """The process between a driver and its ranks elsewhere died while it was in use.
 
     With it all links are lost, and their ranks are restarted.
     """
 
-    event: ClassVar[str] = "phalanx.gateway_exited"
-    level: ClassVar[str] = "error"
     group: str
     pid: int
     reason: ExitReason
-    at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrangerRefused:
+class StrangerRefused(Event, event="stranger_refused", level="warning"):
     """Somebody who is no rank of this group tried to connect; told once for each kind.
 
     Attributes:
         address: Where it came from; empty where that is not known.
     """
 
-    event: ClassVar[str] = "phalanx.stranger_refused"
-    level: ClassVar[str] = "warning"
     group: str
     address: str
     why: str
-    at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageMalformed:
+class MessageMalformed(Event, event="message_malformed", level="warning"):
     """A link brought what was no message; it was dropped. Told once."""
 
-    event: ClassVar[str] = "phalanx.message_malformed"
-    level: ClassVar[str] = "warning"
     group: str
-    at: float
 
 
 class Gateway:

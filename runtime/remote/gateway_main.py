@@ -37,7 +37,7 @@ from phalanx.runtime.wire.progress_page import register_worker
 from .authenticator import Authenticator
 from .in_flight_query import InFlightQuery
 from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies
-from .poller import IN, OUT, Poller
+from .port import IN, OUT
 from .remote_rank import RemoteRank
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ class GatewayProcess:
         self._closed = 0  # connections that were closed, without those that were refused
         self._done = False
         self._link_fd = self._link.fileno()
-        self._poller = Poller()
+        self._poller = zmq.Poller()
         for each in (self._authenticator.socket, self._monitor, self._router):
-            self._poller.want(each, IN)
+            self._poller.register(each, IN)
         self._tell({"ready": self._bind(), "key": public.decode()})
 
     def run(self) -> None:
@@ -168,7 +168,7 @@ class GatewayProcess:
         beat = self._options.heartbeat
         due = time.monotonic() + beat
         while not self._done:
-            self._poller.want(self._link_fd, IN | (OUT if self._backlog else 0))
+            self._poller.register(self._link_fd, IN | (OUT if self._backlog else 0))
             ready = self._wait(due)
             now = time.monotonic()
             if now > due + _PAUSE:
@@ -191,7 +191,7 @@ class GatewayProcess:
         self._router.disable_monitor()
         self._monitor.close()
         self._router.close()
-        self._authenticator.close()
+        self._authenticator.socket.close()
         self._context.term()
 
     # --- waiting ------------------------------------------------------------------------
@@ -201,8 +201,9 @@ class GatewayProcess:
         for rank in self._ranks.values():
             for port in (rank.data, rank.control):
                 wanted = 0 if port.ended else IN | (OUT if port.is_backed_up else 0)
-                poller.want(port.fd, wanted)
-        return poller.until(self._next(due))
+                poller.register(port.fd, wanted)
+        wait = max(0.0, self._next(due) - time.monotonic())
+        return dict(poller.poll(int(wait * 1000) + 1))
 
     def _next(self, due: float) -> float:
         """Return when something is to be done, at *due* at the latest."""
@@ -236,7 +237,7 @@ class GatewayProcess:
         if self._query is not None and self._query.is_over(now):
             self._query = None
         for rank in list(self._ranks.values()):
-            if rank.is_let_go:
+            if rank.data.ended or rank.control.ended:  # the driver is done with it
                 self._let_go(rank, now)
             elif rank.ended and self._query is None:
                 rank.release()
@@ -256,13 +257,10 @@ class GatewayProcess:
         """Obey all orders of the driver that are there."""
         with descriptor_limit.all_available():
             while not self._done:
-                data, fds = b"", list[int]()
                 try:
                     data, fds = receive_with_fds(self._link, ORDER, _MOST_FDS, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     return
-                except ConnectionResetError:  # it has gone without reading all
-                    pass
                 if data:
                     self._obey(json.loads(data), fds, now)
                 else:
@@ -464,8 +462,8 @@ class GatewayProcess:
 
     def _let_go(self, rank: RemoteRank, now: float) -> None:
         """The driver is done with *rank*."""
-        self._poller.want(rank.data.fd, 0)
-        self._poller.want(rank.control.fd, 0)
+        self._poller.register(rank.data.fd, 0)
+        self._poller.register(rank.control.fd, 0)
         del self._ranks[rank.number]
         for relay in self._relays.values():
             relay.ranks.discard(rank)

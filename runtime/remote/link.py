@@ -24,7 +24,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
-from phalanx.runtime.wire.packet_encoder import Payload, new_message_file, seal_message_file
+from phalanx.runtime.wire.packet_encoder import (
+    Payload,
+    new_message_file,
+    seal_message_file,
+    write_all,
+)
 from phalanx.runtime.wire.packet_header import (
     HEADER,
     IN_ARENA,
@@ -39,54 +44,53 @@ from phalanx.supervision import MessageTooLarge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from phalanx.runtime.memory.arena import Arena
+    from phalanx.runtime.memory.arena import Arena, Extent
 
 
 class IncomingBody:
-    """The place of one body.
+    """The place of one body; where there is no memory for it, pieces are counted all the same.
 
     Attributes:
         missing: Bytes that have yet to come.
+        error: Why it has no place.
     """
 
     def __init__(self, size: int, arena: Arena | None) -> None:
-        """Find a place for *size* bytes; without an *arena* in a file.
-
-        Raises:
-            MessageTooLarge: this machine has no memory for it.
-        """
+        """Find a place for *size* bytes; without an *arena* in a file."""
         self.missing = size
+        self.error: MessageTooLarge | None = None
         self._size = size
-        self._extent = None if arena is None else arena.place(size)
-        self._file = new_message_file(size) if self._extent is None else None
+        self._extent: Extent | None = None
+        self._file: int | None = None
+        try:
+            self._extent = None if arena is None else arena.place(size)
+            self._file = new_message_file(size) if self._extent is None else None
+        except MessageTooLarge as error:
+            self.error = error
 
-    def write(self, piece: memoryview) -> None:
-        """Put the next piece down.
-
-        Raises:
-            ValueError: it is longer than what is missing.
-            OSError: the machine has run out of memory meanwhile.
-        """
+    def write(self, piece: memoryview) -> bool:
+        """Put the next piece down; return False if it is longer than what is missing."""
         if not 0 < piece.nbytes <= self.missing:
-            msg = f"a piece of {piece.nbytes} bytes where {self.missing} are missing"
-            raise ValueError(msg)
+            return False
         at = self._size - self.missing
-        if self._extent is not None:
-            self._extent.write([piece], [at])
-        elif self._file is not None:
-            done = 0
-            while done < piece.nbytes:
-                done += os.pwrite(self._file, piece[done:], at + done)
         self.missing -= piece.nbytes
+        try:
+            if self._extent is not None:
+                self._extent.write([piece], [at])
+            elif self._file is not None:
+                write_all(self._file, piece, at)
+        except OSError:  # the machine has run out of memory meanwhile
+            self.close()
+            self.error = MessageTooLarge(self._size, at)
+        return True
 
-    def payload(self) -> Payload:
-        """Return the whole body, which is the caller's to close from now on."""
+    def payload(self) -> Payload | None:
+        """Return the whole body, which is the caller's to close from now on; None for an error."""
         extent, self._extent = self._extent, None
         file, self._file = self._file, None
         if extent is not None:
             return Payload.in_arena(extent, self._size)
-        assert file is not None
-        return Payload.in_file(seal_message_file(file), self._size)
+        return None if file is None else Payload.in_file(seal_message_file(file), self._size)
 
     def close(self) -> None:
         """Give the place up."""
@@ -236,20 +240,19 @@ class SharedBody:
 
 
 class SharedBodies:
-    """The bodies that the ranks at the other end of *link* are sent."""
+    """The bodies that the ranks at the other end of *link* are sent.
+
+    Attributes:
+        line: The one on which they travel.
+    """
 
     def __init__(self, link: Link) -> None:
-        self._line = Line(BODIES, None)
-        self._line.attach(link)
+        self.line = Line(BODIES, None)
+        self.line.attach(link)
         self._link = link
         self._numbers = self._looked_at = 0
         self._open: SharedBody | None = None
         self._left: list[SharedBody] = []  # of which the other end has to be told
-
-    @property
-    def line(self) -> Line:
-        """The line on which they travel."""
-        return self._line
 
     def refer(self, frame: Frame) -> SharedBody | None:
         """Return the body of *frame*, which is used up then; None if it is that frame's alone.
@@ -273,7 +276,7 @@ class SharedBodies:
             self._numbers += 1
             body = self._open = SharedBody(self._numbers, key)
             self._left.append(body)
-            self._line.send_body(body, view)
+            self.line.send_body(body, view)
         else:
             frame.drop()
         body.refers += 1
@@ -293,7 +296,7 @@ class SharedBodies:
 
     def pump(self, now: float) -> None:
         """Send what there is room for, and say which bodies nothing will refer to any longer."""
-        self._line.pump(now)
+        self.line.pump(now)
         for body in self._left[:]:
             if body.is_sent and not body.is_open and not body.refers:
                 self._left.remove(body)
@@ -322,8 +325,6 @@ class Line:
         self._told = 0
         self._arriving: Delivery | None = None
         self._incoming: IncomingBody | None = None
-        self._size = 0
-        self._missing = 0
         self.malformed = 0
 
     def attach(self, link: Link) -> None:
@@ -464,57 +465,42 @@ class Line:
 
     def _packet(self, lane: int, content: memoryview, size: int, refers_to: int) -> Delivery | None:
         is_ours = lane in _LANES and (lane == Lane.BODY) == (self.number == BODIES)
-        if not is_ours or self._arena is None or not _fits(content):
+        head = _head_of(content)
+        if not is_ours or head is None or self._arena is None:
             self.malformed += 1
             self._taken += 1
             return None
-        head: tuple[int, ...] = HEADER.unpack_from(content)
         body = bytes(content[HEADER.size :])
-        if head[0] != MAGIC or head[2] & LARGE:
-            self.malformed += 1
-            self._taken += 1
-            return None
         delivery = Delivery(Lane(lane), head, body, shared=refers_to)
         if not size:
             return delivery
-        try:
-            # What comes beside the calls is read without the arena, and a state is kept for long.
-            keeps = lane == Lane.CONTROL or head[1] == Kind.SAVED
-            self._incoming = IncomingBody(size, None if keeps else self._arena)
-        except MessageTooLarge as error:
-            delivery.error = error
+        # What comes beside the calls is read without the arena, and a state is kept for long.
+        keeps = lane == Lane.CONTROL or head[1] == Kind.SAVED
+        self._incoming = IncomingBody(size, None if keeps else self._arena)
         self._arriving = delivery
-        self._size = self._missing = size
         self._taken += 1  # the last piece stands for the packet
         return None
 
     def _piece(self, content: memoryview) -> Delivery | None:
-        delivery = self._arriving
+        delivery, incoming = self._arriving, self._incoming
         assert delivery is not None
-        if not 0 < content.nbytes <= self._missing:
-            self.malformed += 1
+        assert incoming is not None
+        is_next = incoming.write(content)
+        self.malformed += not is_next
+        if not is_next or incoming.missing:
             self._taken += 1
             return None
-        self._missing -= content.nbytes
-        if self._incoming is not None:
-            try:
-                self._incoming.write(content)
-            except OSError:
-                self._incoming.close()
-                self._incoming = None
-                delivery.error = MessageTooLarge(self._size, self._size - self._missing)
-        if self._missing:
-            self._taken += 1
-            return None
-        self._arriving = None
-        incoming, self._incoming = self._incoming, None
-        if incoming is not None:
-            delivery.large = incoming.payload()
+        self._arriving = self._incoming = None
+        delivery.large, delivery.error = incoming.payload(), incoming.error
         return delivery
 
 
-def _fits(content: memoryview) -> bool:
-    return HEADER.size <= content.nbytes <= PACKET_LIMIT
+def _head_of(content: memoryview) -> tuple[int, ...] | None:
+    """Return the header of a packet; None if it is none of ours."""
+    if not HEADER.size <= content.nbytes <= PACKET_LIMIT:
+        return None
+    head: tuple[int, ...] = HEADER.unpack_from(content)
+    return head if head[0] == MAGIC and not head[2] & LARGE else None
 
 
 _SAYINGS = frozenset(Say)

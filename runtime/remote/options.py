@@ -7,11 +7,10 @@ a word from the user everything listens on loopback.
 from __future__ import annotations
 
 import ipaddress
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, check_seconds
 
 _LOOPBACK = "tcp://127.0.0.1"
 
@@ -43,8 +42,8 @@ class Zmq:
     lost_after: float = 10.0
 
     def __post_init__(self) -> None:
-        _check_seconds("transport.heartbeat", self.heartbeat)
-        _check_seconds("transport.lost_after", self.lost_after)
+        check_seconds("transport.heartbeat", self.heartbeat, positive=True)
+        check_seconds("transport.lost_after", self.lost_after, positive=True)
         if self.lost_after < 2 * self.heartbeat:
             raise SpecError(
                 "transport.lost_after",
@@ -127,8 +126,3 @@ def _is_address(host: str) -> bool:
 def _is_wildcard(host: str) -> bool:
     address = host.strip("[]")
     return host == "*" or (_is_address(address) and ipaddress.ip_address(address).is_unspecified)
-
-
-def _check_seconds(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
-        raise SpecError(field, value, "give seconds > 0")

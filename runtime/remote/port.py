@@ -11,11 +11,16 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
+import zmq
+
 from phalanx.runtime.wire.packet_decoder import Frame, receive, send, unbundle
 from phalanx.runtime.wire.packet_header import Kind
 
 if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader
+
+IN = int(zmq.POLLIN)  # plain numbers: arithmetic with ZeroMQ's own takes a microsecond
+OUT = int(zmq.POLLOUT)
 
 
 class Port:
@@ -24,7 +29,6 @@ class Port:
     Attributes:
         fd: Its number; -1 once it is closed.
         ended: The other side has closed its end, and everything it wrote has been read.
-        foreign: How many packets came that were none of ours.
     """
 
     def __init__(self, fd: int, reader: ArenaReader | None = None) -> None:
@@ -35,7 +39,6 @@ class Port:
         self._ahead: deque[Frame] = deque()  # of a packet that held several
         self.fd = fd
         self.ended = False
-        self.foreign = 0
 
     @property
     def is_backed_up(self) -> bool:
@@ -73,17 +76,14 @@ class Port:
             except OSError:
                 self.ended = True
                 return None
-            if frame is None:
-                self.foreign += 1
-            elif isinstance(frame, Frame):
+            if isinstance(frame, Frame):
                 if frame.kind != Kind.BUNDLE:
                     return frame
                 frames = unbundle(frame, self._reader)
                 if frames is not None:
                     self._ahead.extend(frames[1:])
                     return frames[0]
-                self.foreign += 1
-            else:
+            elif frame is not None:  # else none of ours
                 self.ended = True
         return None
 
@@ -109,8 +109,6 @@ class Port:
         """Whether *packet* needs to be kept no longer; to one that is gone it goes nowhere."""
         try:
             send(self._sock, packet, file)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        except OSError as error:
+            return not isinstance(error, BlockingIOError)
         return True

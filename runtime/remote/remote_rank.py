@@ -117,11 +117,6 @@ class RemoteRank:
             else:
                 self._send(Lane.DATA, frame)
 
-    @property
-    def is_let_go(self) -> bool:
-        """Whether the driver is done with it."""
-        return self.data.ended or self.control.ended
-
     def hand_over(self, *, frozen: bool) -> None:
         """Let it have the next call if it is free; not a collective one where that is *frozen*."""
         held = self._held
@@ -199,13 +194,10 @@ class RemoteRank:
         self.why = why
         self.retract(begun)
 
-    def retract(self, begun: int | None) -> bool:
-        """Correct the page: *begun* is the last call begun; return whether it said too much."""
-        too_much = begun is not None and bool(self.running) and begun < self.running
-        if too_much:
-            assert begun is not None
+    def retract(self, begun: int | None) -> None:
+        """Correct the page if it says too much: *begun* is the last call begun, if known."""
+        if begun is not None and begun < self.running:
             self.page.retract(begun)
-        return too_much
 
     def release(self) -> None:
         """Tell the driver that this was all."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.arena import Arena
+from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.helper import Helper
-from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.wire.channel import SocketChannel
 from phalanx.supervision import RuntimeFault
 

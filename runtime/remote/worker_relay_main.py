@@ -32,8 +32,7 @@ from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.supervision import MessageTooLarge
 
 from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say
-from .poller import IN, OUT, Poller
-from .port import Port
+from .port import IN, OUT, Port
 from .remote_rank import error_packet
 from .worker_relay import UNHEARD, UNREACHED
 
@@ -223,9 +222,9 @@ class _Relay:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._heard = False
         self._socket.connect(invitation.endpoint)
-        self._poller = Poller()
+        self._poller = zmq.Poller()
         for each in (self._socket, self._owner.fileno()):
-            self._poller.want(each, IN)
+            self._poller.register(each, IN)
 
     def run(self) -> int:
         """Pass on what comes; return the exit code."""
@@ -279,15 +278,16 @@ class _Relay:
     def _wait(self, due: float) -> Mapping[Any, int]:
         poller = self._poller
         if self._heard:
-            poller.want(self._monitor, IN)
+            poller.register(self._monitor, IN)
         for seat in self._seats.values():
             # A worker that answers quicker than the link carries waits in its own send.
             wanted = IN if seat.line.has_room else 0
             for port in (seat.data, seat.control):
                 out = OUT if port.is_backed_up else 0
-                poller.want(port.fd, 0 if port.ended else wanted | out)
+                poller.register(port.fd, 0 if port.ended else wanted | out)
             due = min(due, seat.next_look or due)
-        return poller.until(due)
+        wait = max(0.0, due - time.monotonic())
+        return dict(poller.poll(int(wait * 1000) + 1))
 
     # --- the owner ----------------------------------------------------------------------
 
@@ -298,8 +298,6 @@ class _Relay:
                 data, fds = receive_with_fds(self._owner, _ORDER, _MOST_FDS, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
-            except ConnectionResetError:
-                data, fds = b"", []
             if not data:
                 self._is_done = True
                 return
@@ -316,7 +314,7 @@ class _Relay:
     def _unseat(self, number: int) -> None:
         seat = self._seats.pop(number)
         for port in (seat.data, seat.control):
-            self._poller.want(port.fd, 0)
+            self._poller.register(port.fd, 0)
         seat.close()
 
     # --- the driver's side ----------------------------------------------------------------

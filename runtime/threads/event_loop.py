@@ -73,7 +73,7 @@ class Watch:
 
     def cancel(self) -> None:
         """Stop watching. Idempotent."""
-        self._loop.unwatch(self, self._fd)
+        self._loop.change(self, self._fd, None)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -106,16 +106,13 @@ class EventLoop:
     """The thread and its one epoll.
 
     Args:
-        name: Of the thread.
         emit: Called with `CallbackFailed`; None prints the traceback.
 
     Attributes:
         is_inside: Returns whether the caller has interrupted one of these methods on its thread.
     """
 
-    def __init__(
-        self, name: str = "phalanx-loop", *, emit: Callable[[LoggedEvent], None] | None = None
-    ) -> None:
+    def __init__(self, *, emit: Callable[[LoggedEvent], None] | None = None) -> None:
         self._pid = os.getpid()
         self._emit = emit
         # Reentrant: a finalizer or a signal handler may call the loop inside of one of these
@@ -135,7 +132,7 @@ class EventLoop:
         self._epoll = descriptors.own(select.epoll())
         self._wakeup = descriptors.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="phalanx-loop", daemon=True)
         self._thread.start()
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> Watch:
@@ -230,12 +227,18 @@ class EventLoop:
         if not self.is_current():
             self._thread.join()
 
-    def change(self, watch: Watch, fd: int, events: int) -> None:
-        """See `Watch.modify`."""
+    def change(self, watch: Watch, fd: int, events: int | None) -> None:
+        """See `Watch`; None for *events* ends the watch."""
         if self._pid != os.getpid():
             return
         with self._lock:
             if self._closed or self._watches.get(fd) is not watch:
+                return
+            if events is None:
+                del self._watches[fd]
+                # The owner may have closed it too early, which unregisters it.
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(fd)
                 return
             try:
                 self._epoll.modify(fd, events)
@@ -245,18 +248,6 @@ class EventLoop:
                 # Who waits hears of it from the thread, which ends when it is woken.
                 with contextlib.suppress(RuntimeFault):
                     self._wake()
-
-    def unwatch(self, watch: Watch, fd: int) -> None:
-        """See `Watch.cancel`."""
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            if self._closed or self._watches.get(fd) is not watch:
-                return
-            del self._watches[fd]
-            # The owner may have closed it too early, which unregisters it.
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
 
     def note_cancelled_timer(self) -> None:
         """See `Timer.cancel`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 import time
 from collections import defaultdict
@@ -17,7 +19,7 @@ from tests.support.processes import LONG, wait_until
 from tests.support.relayed_links import ip, namespace
 from tests.support.survivors import Keeper
 
-from phalanx.actors import Executor, Launch, RestartPolicy, WorkerContext
+from phalanx.actors import Executor, Launch, RestartPolicy, WorkerActor, WorkerContext
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.runtime import Runtime
 
@@ -155,3 +157,46 @@ def test_a_cut_that_is_shorter_than_the_timeout_costs_time_alone(
     assert call.result(LONG) == [float(size)] * size
     assert [each.pid for each in site.group.ranks] == before
     assert site.group.status().restarts == 0
+
+
+class Holder(WorkerActor):
+    """Holds what it was given."""
+
+    def __init__(self, held: bytes) -> None:
+        self.held = held
+
+    def size(self) -> int:
+        return len(self.held)
+
+
+def test_a_node_is_kept_while_what_a_worker_is_made_with_takes_longer_than_its_timeout() -> None:
+    held = os.urandom(12 << 20)
+    with namespace() as (name, cable, here, _):
+        ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
+        rate = ("rate", "2mbps", "burst", "64kb", "latency", "100ms")  # two million bytes a second
+        subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "tbf", *rate], check=True)
+        nodes = LocalNodes(
+            ranks_per_node=1,
+            node_timeout=TIMEOUT,
+            bind=here,
+            engine_options={"prefix": lambda _: ("ip", "netns", "exec", name, *MACHINE)},
+        )
+        told: list[Any] = []
+        with (
+            Runtime(console=None) as runtime,
+            Executor(
+                Holder,
+                1,
+                args=(held,),
+                cluster=nodes,
+                devices="cpu",
+                launch=Launch(preload=()),
+                runtime=runtime,
+            ) as group,
+        ):
+            group.subscribe(told.append)
+            assert group.collective_rpc("size") == [len(held)]
+            group.restart(timeout=LONG)
+            assert group.collective_rpc("size") == [len(held)]
+            assert [event for event in told if isinstance(event, NodeLost)] == []
+            assert group.status().epoch == 2

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from phalanx.runtime.linux import procfs
+from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.child_process import Process
-from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
 
 LONG = 60.0  # seconds; no test takes them unless something is broken

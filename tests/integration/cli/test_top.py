@@ -317,7 +317,7 @@ def test_names_do_not_command_the_terminal() -> None:
 
 
 def test_nodes_are_shown_with_their_ranks_devices_and_age_of_the_last_beat() -> None:
-    up = {"state": "up", "devices": [], "ranks": [], "silent_for": 0.04}
+    up: dict[str, Any] = {"state": "up", "devices": [], "ranks": [], "silent_for": 0.04}
     nodes = [
         {**up, "node": 0, "host": "alpha", "ranks": [0, 1], "devices": ["GPU-1", "GPU-2"]},
         {**up, "node": 1, "host": "beta", "ranks": [2], "devices": ["GPU-3"], "state": "suspect"},

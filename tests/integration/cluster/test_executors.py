@@ -35,6 +35,7 @@ from phalanx.errors import (
 )
 from phalanx.runtime import (
     Observer,
+    ReportFolder,
     Runtime,
     Zmq,
     find_drivers,
@@ -322,6 +323,39 @@ def test_a_node_that_is_lost_counts_as_one_restart_of_one_epoch(
     (lost,) = made.of(NodeLost)
     assert lost.ranks == (2, 3)
     wait_until(lambda: [event.node for event in made.of(NodeFenced)] == [victim])
+
+
+def test_reports_of_a_lost_node_say_how_it_was_fenced(
+    nodes: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_REPORT_DIR", str(tmp_path))
+    made = nodes(spare_nodes=1)
+    group, victim, folder = made.group, made.node_of(2), ReportFolder(tmp_path)
+    with pytest.raises(WorkerDied):
+        group.collective_rpc("kill_self", args=(0,))
+    group.collective_rpc("rank", retries=3)
+    cut_short = group.collective_rpc("gated", args=(str(tmp_path / "gate"),), non_block=True)
+
+    made.lose(victim)
+    with pytest.raises(WorkerDied) as died:
+        cut_short.result(LONG)
+
+    def complete() -> bool:
+        return [bool(each.fenced) for each in group.status().reports] == [False, True, True]
+
+    wait_until(complete)
+    (fenced,) = made.of(NodeFenced)
+    own, *lost = group.status().reports
+    assert own.lost_node is None
+    assert [(each.lost_node, each.fenced) for each in lost] == [(victim, fenced.why)] * 2
+    assert f"nothing of it runs any longer: {fenced.why}" in lost[0].render()
+    assert "may run until its lease is over" in died.value.report.render()
+    wait_until(
+        lambda: (
+            sorted(file.report.fenced for file in folder.read() if file.report)
+            == (sorted(each.fenced for each in (own, *lost)))
+        )
+    )
 
 
 def test_a_group_waits_for_a_machine_in_place_of_a_lost_one(nodes: Make) -> None:

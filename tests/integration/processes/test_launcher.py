@@ -205,13 +205,10 @@ def test_launches_from_many_threads_at_once_all_succeed(starter: Starter) -> Non
 
 
 def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    os.close(write)
     good = [starter.spec("stay") for _ in range(3)]
     bad = starter.spec("stay", fds={"out": starter.line.write, "gone": 1000})
 
-    with pytest.raises(SpecError, match="gone"):
+    with pytest.raises(RuntimeFault, match="Bad file descriptor"):
         starter.launcher.launch(*good, bad, on_exit=starter.on_exit, deadline=soon())
 
     def nothing_runs() -> bool:

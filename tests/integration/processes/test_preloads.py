@@ -15,6 +15,7 @@ import pytest
 from tests.support.processes import LONG, Starter, soon, start_thread, wait_until
 
 from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.process.zygote_client import LaunchWait, StartRequest
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault, SpecError
 
@@ -165,3 +166,30 @@ def test_a_stopped_zygote_is_replaced_once_it_is_needed(
     assert process.status.code == 4
     wait_until(lambda: [event.replaced for event in events] == [pid])
     assert "it was stopped" in events[0].reason
+
+
+def test_a_launch_sends_nothing_to_the_zygote_that_has_just_replaced_its_own(
+    preload: Preload, tmp_path: Path
+) -> None:
+    gate = tmp_path / "open"
+    gate.touch()
+    starter = preload(
+        f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.002)"
+    )
+    starter.launcher.warm()
+    zygote = starter.launcher.zygote()
+    boot, pid = zygote._boot, zygote._helper.pid or 0
+    assert boot is not None
+    wait_until(lambda: boot.is_ready)
+    gate.unlink()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: zygote._helper.pid not in (None, pid))
+    successor = zygote._helper.pid
+
+    request = StartRequest.of(1, starter.spec("leave"), zygote._tag.of(1, "leave"))
+    assert not zygote._ask(boot, [request], LaunchWait("leave", soon()))
+    request.close()
+
+    gate.touch()
+    assert starter.start("leave", 4).wait(soon())
+    assert zygote.pid == successor

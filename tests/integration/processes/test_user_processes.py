@@ -79,7 +79,7 @@ def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
 SETSID = """
 import os, subprocess, time
 from phalanx.runtime.threads.event_loop import EventLoop
-from phalanx.runtime.process.launch_spec import LaunchSpec
+from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
 
 mine = subprocess.Popen(["sh", "-c", "read x; exit 5"], stdin=subprocess.PIPE)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 from tests.support.gateway_peers import LONG, Driver, Joined, Posting, Rank, listening
+from tests.support.processes import wait_until
 from zmq.utils import z85
 
 from phalanx.runtime import Frame, Kind, descriptors
@@ -317,15 +318,13 @@ def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> N
     assert driver.gateway.pid not in (None, first)
 
 
-def test_a_stopped_one_is_replaced_when_next_needed(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("phalanx.runtime.remote.gateway._ANSWER", 0.3)
+def test_a_stopped_one_is_replaced_when_next_needed(driver: Driver) -> None:
     driver.gateway.open()
     first = driver.gateway.pid
     assert first is not None
 
     os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: driver.gateway._helper.is_stopped)
     driver.gateway.open()
 
     assert driver.gateway.pid not in (None, first)

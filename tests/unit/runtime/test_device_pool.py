@@ -22,7 +22,7 @@ def test_each_rank_sees_a_device_of_its_own_and_calls_it_the_first() -> None:
 
     leases = [lease_of(pool, rank) for rank in range(2)]
 
-    assert [lease.device for lease in leases] == ["cuda:0", "cuda:0"]
+    assert [lease.devices[0] for lease in leases] == ["cuda:0", "cuda:0"]
     assert [lease.environment["CUDA_VISIBLE_DEVICES"] for lease in leases] == [
         "GPU-00000000-fake",
         "GPU-00000001-fake",
@@ -34,7 +34,7 @@ def test_without_a_gpu_there_are_cpu_slots_for_everybody() -> None:
 
     leases = [lease_of(pool, rank) for rank in range(64)]
 
-    assert {lease.device for lease in leases} == {"cpu"}
+    assert {lease.devices[0] for lease in leases} == {"cpu"}
     assert pool.look() == {}
     assert pool.status() == ()
     assert all(release(pool, lease) for lease in leases)
@@ -43,7 +43,7 @@ def test_without_a_gpu_there_are_cpu_slots_for_everybody() -> None:
 def test_a_cpu_worker_sees_no_gpu_though_there_is_one() -> None:
     lease = lease_of(DevicePool.of("cpu", 4, FakeGpus(1), {}), 3)
 
-    assert lease.device == "cpu"
+    assert lease.devices[0] == "cpu"
     assert lease.environment == {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -74,8 +74,7 @@ def test_a_device_that_is_not_there_is_refused(devices: Any) -> None:
 def test_a_device_is_found_by_index_and_by_uuid(name: Any) -> None:
     lease = lease_of(DevicePool.of([name], 1, FakeGpus(3), {}), 0)
 
-    assert lease.gpu is not None
-    assert lease.gpu.index == 1
+    assert lease.gpus[0].index == 1
 
 
 def test_a_device_named_twice_is_leased_twice() -> None:
@@ -142,7 +141,7 @@ def test_ranks_share_a_device_by_fractions() -> None:
 
     leases = [lease_of(pool, rank, share=0.25) for rank in range(8)]
 
-    assert [lease.gpu.index for lease in leases if lease.gpu] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [lease.gpus[0].index for lease in leases] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [one.leased for one in pool.status()] == [1.0, 1.0]
     with pytest.raises(NoDevice, match=r"wants 0\.25 of a device"):
         lease_of(pool, 8, share=0.25)
@@ -184,7 +183,7 @@ def test_all_devices_may_be_seen_each_under_one_name() -> None:
 
     leases = [lease_of(pool, rank, visibility="all") for rank in range(3)]
 
-    assert [lease.device for lease in leases] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [lease.devices[0] for lease in leases] == ["cuda:0", "cuda:1", "cuda:2"]
     assert {lease.environment["CUDA_VISIBLE_DEVICES"] for lease in leases} == {
         ",".join(gpu.uuid for gpu in gpus.gpus())
     }
@@ -198,7 +197,7 @@ def test_a_device_that_is_lost_is_shown_to_nobody() -> None:
     lease = lease_of(pool, 0, visibility="all")
 
     assert lease.environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000001-fake,GPU-00000002-fake"
-    assert lease.device == "cuda:0"
+    assert lease.devices[0] == "cuda:0"
 
 
 def test_instances_are_leased_by_their_own_uuid_and_share_the_faults_of_their_gpu() -> None:
