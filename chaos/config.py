@@ -9,7 +9,7 @@ import random
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from phalanx.actors import POINTS
 from phalanx.runtime import find_gpus
@@ -141,13 +141,10 @@ class Chaos:
 
 def _words(field_name: str, given: object, known: Sequence[str] | None) -> tuple[str, ...]:
     """Return the names that are *given*, as a list or with commas between them."""
-    if isinstance(given, str):
-        given = [word for word in given.split(",") if word]
-    is_list = isinstance(given, list | tuple)
-    words = cast("Sequence[object]", given) if is_list else (None,)
-    found = tuple(word for word in words if isinstance(word, str))
-    if len(found) != len(words):
+    words: Any = given.split(",") if isinstance(given, str) else given
+    if words.__class__ not in (list, tuple) or not all(isinstance(word, str) for word in words):
         raise SpecError(field_name, given, "give a list of names")
+    found: tuple[str, ...] = tuple(filter(None, words))
     is_target = field_name == "targets"
     for word in found if known is not None else ():
         if word not in (known or ()) and not (is_target and is_rank(word)):

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,6 @@ from phalanx.supervision import RuntimeFault
 from .history.events import DriverEnded, FaultInjected, FaultMissed
 from .history.journal import Journal, now, read_history, recording
 from .instrumentation.leaks import RunLeaks
-from .nemesis.catalog import FAULTS
-from .nemesis.processes import TargetProcess
 from .session import Progress, Session
 
 if TYPE_CHECKING:
@@ -43,46 +41,40 @@ _LEAST = 1.0  # seconds of the duration that are worth another driver
 _CLOSE = 90.0  # seconds for a driver to settle and close, beyond the limit of recovery
 
 
-def run_drivers(
-    plan: Chaos,
-    target: Target,
-    folder: Path,
-    on_progress: Callable[[Progress], None] | None,
-    interrupt: threading.Event,
-) -> None:
-    """Run *plan* in driver processes, one after the other, until its time is up.
+@dataclass
+class DriverRuns:
+    """A run in driver processes, one after the other, until its time is up."""
 
-    Raises:
-        Exception: what ended a driver, from a `RuntimeFault` with its output; only the latter if
-            the former cannot be pickled.
-    """
-    with recording(folder):
-        journal = Journal(folder, "runner")
-    runs = _DriverRuns(plan, target, folder, on_progress, interrupt, journal)
-    try:
-        offset: float | None = 0.0
-        number = 0
-        while offset is not None and plan.duration - offset >= _LEAST:
-            number += 1
-            offset = runs.run(number, offset)
-            if interrupt.is_set():
-                break
-        runs.report_missed()
-    finally:
-        journal.close()
-
-
-@dataclass(slots=True)
-class _DriverRuns:
     plan: Chaos
     target: Target
     folder: Path
-    on_progress: Callable[[Progress], None] | None
     interrupt: threading.Event
-    journal: Journal
-    done: set[int] = field(default_factory=set[int])  # faults of drivers that were injected
+    on_progress: Callable[[Progress], None] | None
 
-    def run(self, number: int, offset: float) -> float | None:
+    def __post_init__(self) -> None:
+        self._done: set[int] = set()  # lethal faults of drivers that were injected
+        with recording(self.folder):
+            self._journal = Journal(self.folder, "runner")
+
+    def run(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            Exception: what ended a driver, from a `RuntimeFault` with its output; only the latter
+                if the former cannot be pickled.
+        """
+        killed_at: float | None = 0.0
+        number = 0
+        with contextlib.closing(self._journal):
+            while killed_at is not None:
+                number += 1
+                killed_at = self._drive(number, killed_at)
+                is_over = self.plan.duration - (killed_at or 0.0) < _LEAST
+                if is_over or self.interrupt.is_set():
+                    break
+            self._report_missed()
+
+    def _drive(self, number: int, offset: float) -> float | None:
         """Run one driver from *offset* on; return the time at which it was killed, if it was."""
         leaks = RunLeaks(self.folder, own=False)
         what = (self.plan, self.target, self.folder, offset, number)
@@ -105,7 +97,7 @@ class _DriverRuns:
             try:
                 with contextlib.suppress(BrokenPipeError):  # it has ended already: see its output
                     channel.send_bytes(payload)
-                at, raised = self._observe(driver, channel, offset, leaks)
+                at, raised = self._observe(driver, channel, leaks)
             finally:
                 driver.kill()
                 code = driver.wait()
@@ -113,39 +105,37 @@ class _DriverRuns:
             return None
         if self._was_killed():
             for leak in leaks.left():
-                self.journal.write(leak)
+                self._journal.write(leak)
             ended = DriverEnded(at=now(), number=number, closed=False, how=f"status {code}")
-            self.journal.write(ended)
+            self._journal.write(ended)
             # The driver's clock may be ahead of this one: no fault comes twice.
-            past = max(each.at for each in self.plan.planned if each.number in self.done)
+            past = max(each.at for each in self.plan.planned if each.number in self._done)
             return max(at, math.nextafter(past, math.inf))
         tail = output.read_text(errors="replace")[-2000:]
         fault = RuntimeFault(f"driver {number} ended by itself with {code}:\n{tail}")
         raise fault if raised is None else raised from fault
 
-    def report_missed(self) -> None:
+    def _report_missed(self) -> None:
         """Report the faults that nothing has injected or reported."""
         history = read_history(self.folder)
         known = {each.number for each in history.every(FaultInjected)}
         known |= {each.number for each in history.every(FaultMissed)}
         for fault in self.plan.planned:
             if fault.number not in known and not self.interrupt.is_set():
-                self.journal.write(fault.missed("there was no driver"))
+                self._journal.write(fault.missed("there was no driver"))
 
     def _was_killed(self) -> bool:
         """Whether a lethal fault of the driver was injected since the last end."""
         injected = read_history(self.folder).every(FaultInjected)
         lethal = {each.number for each in injected if each.target == "driver" and each.lethal}
-        is_new = not lethal <= self.done
-        self.done |= lethal
+        is_new = not lethal <= self._done
+        self._done |= lethal
         return is_new
 
     def _observe(
-        self, driver: subprocess.Popen[bytes], channel: Connection, offset: float, leaks: RunLeaks
+        self, driver: subprocess.Popen[bytes], channel: Connection, leaks: RunLeaks
     ) -> tuple[float, Exception | None]:
-        """Inject the faults of *driver* until it ends; return when, and what it raised."""
-        due = [each for each in self.plan.planned if each.is_from_outside and each.at >= offset]
-        process = TargetProcess.of(driver.pid)
+        """Watch *driver* until it ends; return when it did, and what it raised."""
         began: float | None = None
         raised: Exception | None = None
         is_interrupted = False
@@ -173,15 +163,8 @@ class _DriverRuns:
                 raise RuntimeFault(f"{what} did not come up or did not end in time")
             if self.interrupt.is_set() and not is_interrupted:
                 is_interrupted = True
-                due.clear()
                 with contextlib.suppress(OSError):
                     channel.send_bytes(b"")  # interrupts the driver
-            while began is not None and due and clock - began >= due[0].at:
-                fault = due.pop(0)
-                self.journal.write(fault.injected(pid=driver.pid))
-                process.inject(fault.fault, fault.seconds)
-                if FAULTS[fault.fault].lethal:
-                    due.clear()
         return (self.plan.duration if began is None else time.monotonic() - began), raised
 
 

@@ -18,7 +18,7 @@ from phalanx.supervision import SpecError
 
 from .checker.checker import check
 from .config import Chaos
-from .driver_process import run_drivers
+from .driver_process import DriverRuns
 from .history.journal import read_history, recording
 from .nemesis.schedule import Schedule
 from .report.result import ChaosResult
@@ -70,12 +70,10 @@ def run_chaos(
         with recording(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             save_plan(folder, found.name, plan)
-        if plan.hits_driver:
-            run_drivers(plan, found, folder, on_progress, stop)
-        else:
-            Session(plan, found, folder, stop, on_progress).run()
+        kind = DriverRuns if plan.hits_driver else Session
+        kind(plan, found, folder, stop, on_progress).run()
         with recording(folder):
-            history = read_history(folder, seed=plan.seed, target=found.name)
+            history = read_history(folder, seed=plan.seed)
         violations = check(history)
         kept = kept or bool(violations)
         result = ChaosResult(
@@ -131,7 +129,7 @@ def load_run(folder: Path | str) -> ChaosResult:
     where = Path(folder)
     target, plan = load_plan(where)
     try:
-        history = read_history(where, seed=plan.seed, target=target)
+        history = read_history(where, seed=plan.seed)
     except ValueError as error:
         raise SpecError("run", str(where), f"its history is broken: {error}") from error
     return ChaosResult(target, plan, history, check(history), record=where)

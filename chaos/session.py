@@ -209,8 +209,7 @@ class Session:
                 if self.interrupt.is_set():
                     break
                 self._injected += 1
-                if not fault.is_from_outside:
-                    self._nemesis.inject(fault)
+                self._nemesis.inject(fault)
             self._wait_until(began, plan.duration)
         finally:
             callers.stop()

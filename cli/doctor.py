@@ -320,12 +320,12 @@ def _system_call(name: str, call: Callable[[], object], needs: str) -> Callable[
     return partial(_works, call, f"{name} works", f"{needs}, and a sandbox that allows {name}")
 
 
+def _named(*checks: Callable[[], Finding]) -> dict[str, Callable[[], Finding]]:
+    return {check.__name__.strip("_").replace("_", " "): check for check in checks}
+
+
 _CHECKS: Mapping[str, Callable[[], Finding]] = {
-    "kernel": _kernel,
-    "packages": _packages,
-    "torch": _torch,
-    "devices": _devices,
-    "start": _start,
+    **_named(_kernel, _packages, _torch, _devices, _start),
     "pidfd": _system_call("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), "Linux 5.3"),
     "memfd": _system_call(
         "memfd_create", lambda: os.close(os.memfd_create("phalanx-doctor")), "Linux 3.17"
@@ -337,12 +337,7 @@ _CHECKS: Mapping[str, Callable[[], Finding]] = {
         "a server on 127.0.0.1 can be reached",
         "ip link set lo up: the rendezvous of a process group is on it",
     ),
-    "memory": _memory,
-    "shared memory": _shared_memory,
-    "open files": _open_files,
-    "processes": _processes,
-    "ptrace": _ptrace,
+    **_named(_memory, _shared_memory, _open_files, _processes, _ptrace),
     "out-of-memory evidence": _oom,
-    "zmq": _zmq,
-    "extras": _extras,
+    **_named(_zmq, _extras),
 }

@@ -19,12 +19,10 @@ Examples:
 from __future__ import annotations
 
 import json
-import sys
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Observer, Sketch, first_picture
+from phalanx.runtime import Observer, first_picture
 from phalanx.supervision import require_package
 
 from .select_driver import add_driver_arguments, select_driver
@@ -32,10 +30,6 @@ from .terminal import reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
-
-    from phalanx.runtime import DriverStream, Picture
-
-_REFRESH = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,43 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
             first = first_picture(observer, driver)
             shown = {"driver": asdict(driver), "groups": first.groups, "trees": first.trees}
             print(json.dumps(shown, indent=2))
-        elif arguments.once:
-            _print(driver, first_picture(observer, driver))
         else:
-            _follow(driver, observer)
+            from .top_view import follow, show
+
+            if arguments.once:
+                show(driver, first_picture(observer, driver))
+            else:
+                follow(driver, observer)
     return 0
-
-
-def _print(driver: DriverStream, picture: Picture) -> None:
-    from rich.console import Console
-
-    from .top_view import draw
-
-    # Into a pipe or a file as wide as it needs to be: scripts read it.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(draw(driver, picture, (), console.width))
-
-
-def _follow(driver: DriverStream, observer: Observer) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
-    from .top_view import draw
-
-    sketch = Sketch()
-    picture: Picture | None = None
-    console = Console()
-    view = draw(driver, None, (), console.width)
-    with Live(view, console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        drawn_at = 0.0
-        while not observer.has_ended:
-            record = observer.next(time.monotonic() + _REFRESH)
-            if record is not None and observer.is_last(record):
-                break
-            whole = None if record is None else sketch.take(record)
-            picture = whole or picture
-            # Also without news: then it says for how long there has been none.
-            if whole is not None or time.monotonic() - drawn_at > _REFRESH:
-                live.update(draw(driver, picture, list(sketch.events), console.width), refresh=True)
-                drawn_at = time.monotonic()
-    console.print(f"driver {driver.pid} has ended", highlight=False)

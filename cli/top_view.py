@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
 from rich.console import Console, Group
+from rich.live import Live
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.runtime import render, safe_text
+from phalanx.runtime import Sketch, render, safe_text
 
 from .select_driver import uptime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from phalanx.runtime import DriverStream, Picture
+    from phalanx.runtime import DriverStream, Observer, Picture
 
     Row = tuple[Text, dict[str, Any]]
 
 _GOOD: Final = ("serving", "up", "running", "started")
 _BAD: Final = ("ended", "down", "stopped", "given_up", "lost")
+_REFRESH: Final = 1.0
 _STALE: Final = 3.0  # seconds without a word; it tells once a second
 _COLUMNS: Final = (
     *("STATE", "STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "NOW IN", "RSS", "DEVICE", "PID"),
@@ -33,6 +36,33 @@ _LEFT_OUT: Final = ("EPOCH", "DEVICE", "OWED", "STARTS", "RSS", "CALLS/S", "SERV
 _NUMBERS: Final = ("STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "RSS", "PID", "RESTARTS")
 _RULER: Final = Console(width=10_000)
 _STYLES: Final = {"critical": "bold red", "error": "red", "warning": "yellow"}  # of events
+
+
+def show(driver: DriverStream, picture: Picture) -> None:
+    """Print *picture* once."""
+    # Into a pipe or a file as wide as it needs to be: scripts read it.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(draw(driver, picture, (), console.width))
+
+
+def follow(driver: DriverStream, observer: Observer) -> None:
+    """Show what *driver* does until it ends."""
+    sketch, console = Sketch(), Console()
+    picture: Picture | None = None
+    view = draw(driver, None, (), console.width)
+    with Live(view, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        drawn_at = 0.0
+        while not observer.has_ended:
+            record = observer.next(time.monotonic() + _REFRESH)
+            if record is not None and observer.is_last(record):
+                break
+            whole = None if record is None else sketch.take(record)
+            picture = whole or picture
+            # Also without news: then it says for how long there has been none.
+            if whole is not None or time.monotonic() - drawn_at > _REFRESH:
+                live.update(draw(driver, picture, list(sketch.events), console.width), refresh=True)
+                drawn_at = time.monotonic()
+    console.print(f"driver {driver.pid} has ended", highlight=False)
 
 
 def draw(

@@ -19,6 +19,7 @@ from phalanx.supervision import (
     SHUTDOWN,
     AutoShutdown,
     ChildSpec,
+    Directive,
     ExitKind,
     ExitReason,
     Intensity,
@@ -35,9 +36,7 @@ from phalanx.supervision.core.messages import (
     KillChild,
     NotStarted,
     Request,
-    RetryDue,
-    RetryLater,
-    SetAlarm,
+    Retry,
     StartChild,
     Started,
     TerminateChild,
@@ -85,15 +84,13 @@ class Story:
             case TerminateChild(key, serial) | KillChild(key, serial):
                 self.said.append(f"stop {key}")
                 self._pending.append(Exited(key, serial, SHUTDOWN))
-            case RetryLater(key, ticket):
+            case Retry(key):
                 self.said.append(f"try {key} again, after what is in the mailbox")
-                self._pending.append(RetryDue(key, ticket))
+                self._pending.append(action)
             case Exit():
                 self.said.append("exit shutdown")
-            case SetAlarm():
-                pass  # nothing is late here
             case _:
-                pass
+                pass  # nothing is late here
 
     def crash(self, key: str) -> None:
         """Let child *key* crash."""
@@ -145,14 +142,19 @@ def group(strategy: Strategy, **options: Any) -> SupervisorSpec:
     return SupervisorSpec("top", strategy, Intensity(3, 60.0), children, **options)
 
 
+def outcome(restart: Restart, reason: ExitReason) -> str:
+    """Return what becomes of a child, in a word."""
+    if verdict(restart, reason) is Directive.RESTART:
+        return "restart"
+    return "remove" if restart is Restart.TEMPORARY else "keep"
+
+
 def exits() -> str:
     """Return the table of restart types and exits."""
     reasons = [NORMAL, SHUTDOWN, CRASH, KILLED, ExitReason(ExitKind.UNRESPONSIVE)]
     head = "| restart | " + " | ".join(str(reason.kind) for reason in reasons) + " |"
     rows = [
-        f"| {restart} | "
-        + " | ".join(verdict(restart, reason).name.lower() for reason in reasons)
-        + " |"
+        f"| {restart} | " + " | ".join(outcome(restart, reason) for reason in reasons) + " |"
         for restart in Restart
     ]
     return "\n".join([head, "| --- " * (len(reasons) + 1) + "|", *rows])

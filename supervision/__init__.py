@@ -6,7 +6,6 @@ from .core.decider import DEVICE_ERRORS as DEVICE_ERRORS
 from .core.decider import GPU_WORKER as GPU_WORKER
 from .core.decider import RESUME_UNLESS_BROKEN as RESUME_UNLESS_BROKEN
 from .core.decider import Decider as Decider
-from .core.decider import DeviceError as DeviceError
 from .core.decider import Directive as Directive
 from .core.decider import Rule as Rule
 from .core.decider import is_broken_process_group as is_broken_process_group
@@ -42,7 +41,6 @@ from .core.spec import IGNORE as IGNORE
 from .core.spec import ChildHandle as ChildHandle
 from .core.spec import ChildSpec as ChildSpec
 from .core.spec import Shutdown as Shutdown
-from .core.spec import StartFunction as StartFunction
 from .core.spec import SupervisorSpec as SupervisorSpec
 from .errors import BadArguments as BadArguments
 from .errors import CallerError as CallerError
@@ -70,19 +68,10 @@ from .errors import WorkerDied as WorkerDied
 from .errors import WorkerError as WorkerError
 from .errors import WouldDeadlock as WouldDeadlock
 from .ranks import decide as decide
-from .ranks.decide import Decided as Decided
-from .ranks.decide import End as End
 from .ranks.decide import GroupState as GroupState
-from .ranks.decide import Hold as Hold
 from .ranks.decide import Phase as Phase
-from .ranks.decide import RankAction as RankAction
-from .ranks.decide import RankDecision as RankDecision
 from .ranks.decide import RankState as RankState
-from .ranks.decide import ReformRanks as ReformRanks
-from .ranks.decide import Serve as Serve
 from .ranks.decide import StartRanks as StartRanks
-from .ranks.decide import StopRanks as StopRanks
-from .ranks.decide import WaitUntil as WaitUntil
 from .tree.adapters import pykka_child as pykka_child
 from .tree.adapters import thread_child as thread_child
 from .tree.mailbox import ProtectedActor as ProtectedActor
@@ -91,7 +80,6 @@ from .tree.monitors import Down as Down
 from .tree.monitors import Lifeline as Lifeline
 from .tree.monitors import link as link
 from .tree.services import SIGNAL_PERIOD as SIGNAL_PERIOD
-from .tree.services import ThreadTimers as ThreadTimers
 from .tree.services import Timers as Timers
 from .tree.services import wait_event as wait_event
 from .tree.services import wait_periods as wait_periods

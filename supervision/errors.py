@@ -293,9 +293,8 @@ class NoDevice(RuntimeFault):
         quarantined: Mapping[str, str],
         releasing: Iterable[str] = (),
         soon: bool = False,
-        limit: str = "",
     ) -> None:
-        self.who, self.share, self.soon, self.limit = who, share, soon, limit
+        self.who, self.share, self.soon, self.limit = who, share, soon, ""
         self.leased, self.quarantined = dict(leased), dict(quarantined)
         self.releasing = tuple(releasing)
         told = [f"{name} is leased to {', '.join(to)}" for name, to in self.leased.items()]
@@ -304,15 +303,13 @@ class NoDevice(RuntimeFault):
         wanted = (
             "a device" if share == 1 else f"{share:g} {'devices' if share > 1 else 'of a device'}"
         )
-        waited = f"; it has waited for {limit}" if limit else ""
-        text = f"no room for {who}, which wants {wanted}: {'; '.join(told) or 'none'}{waited}"
-        super().__init__(text)
+        super().__init__(f"no room for {who}, which wants {wanted}: {'; '.join(told) or 'none'}")
 
     def after(self, limit: str) -> NoDevice:
-        """Return the same error at the end of a wait, whose *limit* is named."""
-        same = ("leased", "quarantined", "releasing", "soon")
-        named = {name: getattr(self, name) for name in same}
-        return NoDevice(self.who, self.share, **named, limit=limit)
+        """Return this error at the end of a wait, whose *limit* it names from now on."""
+        self.limit = limit
+        self.args = (f"{self}; it has waited for {limit}" if limit else str(self),)
+        return self
 
 
 class NoNode(NoDevice):

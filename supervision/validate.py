@@ -77,16 +77,10 @@ def check_seconds(
     field: str, value: object, *, positive: bool = False, finite: bool = True
 ) -> float:
     """Return *value* if it is a number of seconds, 0 or more; above 0 if *positive*."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or math.isnan(value)
-        or (finite and value == math.inf)
-    ):
-        raise SpecError(field, value, "give a number of seconds")
-    if value < 0 or (positive and value == 0):
-        raise SpecError(field, value, f"give seconds {'>' if positive else '>='} 0")
-    return float(value)
+    seconds = math.inf if value == math.inf and not finite else check_number(field, value)
+    if positive and not seconds:
+        raise SpecError(field, value, "give seconds > 0")
+    return seconds
 
 
 def check_limit(field: str, value: object) -> float | None:

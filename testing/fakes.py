@@ -23,17 +23,13 @@ class FakeGpus:
 
     def __init__(self, count: int, *, instances: int = 0) -> None:
         self._lock = threading.Lock()
-        numbers = range(count)
-        whole = tuple(Gpu(f"GPU-{number:08x}-fake", number, f"Fake {number}") for number in numbers)
-        parts = ((gpu, gpu.index, part) for gpu in whole for part in range(instances))
-        self._gpus = (
-            whole
-            if not instances
-            else tuple(
-                Gpu(f"MIG-{at:08x}-{n}-fake", at * instances + n, f"Fake {at} MIG {n}", gpu.uuid)
-                for gpu, at, n in parts
-            )
+        whole = tuple(Gpu(f"GPU-{at:08x}-fake", at, f"Fake {at}") for at in range(count))
+        parts = tuple(
+            Gpu(f"MIG-{at:08x}-{n}-fake", at * instances + n, f"Fake {at} MIG {n}", gpu.uuid)
+            for at, gpu in enumerate(whole)
+            for n in range(instances)
         )
+        self._gpus = parts or whole
         self._used: dict[str, list[int | None]] = {gpu.uuid: [0] for gpu in self._gpus}
         self._processes: dict[str, dict[int, int | None] | None] = {}
         self._faults: dict[str, tuple[Fault, ...]] = {}

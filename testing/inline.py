@@ -95,10 +95,9 @@ class InlineGroup:
         stream: StreamInbox | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
-        at_once: bool = True,
+        **_others: object,  # nothing waits for its turn
     ) -> Any:
         """Run a call here and now, and return its value, its future or its stream."""
-        del at_once  # nothing waits for its turn
         if timeout is not None:
             check_timeout(timeout)
         name, _ = self.methods.declared_of(method, each)
@@ -178,14 +177,11 @@ class InlineGroup:
         if self._closed:
             raise ExecutorClosed(f"executor {self._spec.name} was closed; build a new one")
 
-    def reserve(self, world_size: int) -> None:
-        """Do nothing: a rank in this process has no descriptors."""
-
     def change(self, *_: object, **__: object) -> None:
-        """Change nothing: there is one rank, nothing is in flight, and no process is restarted."""
+        """Change nothing: there is one rank, in no process of its own, and nothing is in flight."""
         self.check_open()
 
-    drain = change
+    reserve = drain = change
 
     def close(self) -> None:
         """End it."""

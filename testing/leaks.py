@@ -31,7 +31,7 @@ _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 # Folders that pytest prunes, and semaphores of multiprocessing: these count if a tree holds them.
 _FOREIGN = ("pytest-", "sem.mp-")
 _KILL = 5.0
-_SOON, _LATER = 0.01, 0.1  # seconds between two looks at what is on its way out
+_PAUSE = 0.03  # seconds between two looks at what is on its way out
 _LOOKS = 40  # for the owner of a name; then it is another program's
 _DEVICE_SLACK_BYTES = 64 << 20
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -81,8 +81,6 @@ class LeakDetector:
 
     Attributes:
         marks: More may be added.
-        processes: The processes (pid, ticks) that are known to belong to the trees.
-        files: The files that are known to be made by them.
         pids: The pids of all processes of the trees; None: they are not known, and a file of
             phalanx is theirs if it is named for this process or one that no longer exists.
     """
@@ -97,8 +95,8 @@ class LeakDetector:
         devices: bool = False,
     ) -> None:
         self.marks = set(marks)
-        self.processes: set[tuple[int, int]] = set()
-        self.files: set[Path] = set()
+        self._processes: set[tuple[int, int]] = set()  # that are known to be of the trees
+        self._files: set[Path] = set()  # that are known to be made by them
         self.pids: set[int] | None = None
         self._folders = folders
         self._patience = patience
@@ -123,13 +121,13 @@ class LeakDetector:
         the end, is otherwise found by its mark or its name alone.
         """
         members = self._members()
-        self.processes.update(task.key for task in members)
-        new = set(_listed(_SHM)) - self._paths - self.files
+        self._processes.update(task.key for task in members)
+        new = set(_listed(_SHM)) - self._paths - self._files
         new = {path for path in new if self._looks[path] < _LOOKS}
         if new:
             self._looks.update(new)
             for pid in (os.getpid(), *(task.pid for task in members)):
-                self.files |= new & set(_held_by(pid))
+                self._files |= new & set(_held_by(pid))
 
     def leaks(self) -> list[Leak]:
         """Return what is left now, including what is about to end."""
@@ -137,7 +135,7 @@ class LeakDetector:
             Leak("process", f"{task.pid} ({task.state}) {procfs.command(task.pid)}".rstrip())
             for task in self._left()
         ]
-        there = {*self._entries(), *(path for path in self.files if path.exists())}
+        there = {*self._entries(), *(path for path in self._files if path.exists())}
         found += [
             Leak("shared memory" if path.parent == _SHM else "file", str(path))
             for path in filter(self._is_left, sorted(there - self._paths))
@@ -156,15 +154,13 @@ class LeakDetector:
     def wait_gone(self) -> list[Leak]:
         """Return what is left once everything has ended, or *patience* is over."""
         deadline = time.monotonic() + self._patience
-        pause = _SOON
         while True:
             if self._own:
                 gc.collect()  # what was still held a moment ago
             found = self.leaks()
             if not found or time.monotonic() >= deadline:
                 return found
-            time.sleep(pause)
-            pause = min(2 * pause, _LATER)
+            time.sleep(_PAUSE)
 
     def kill(self) -> None:
         """End the processes that are left."""
@@ -178,7 +174,7 @@ class LeakDetector:
         """The living processes of the trees, and those that descend from them."""
         found: dict[int, procfs.Task] = {}
         for mark in self.marks:
-            target = process_tree.TreeTarget(f"{mark}/".encode(), roots=self.processes)
+            target = process_tree.TreeTarget(f"{mark}/".encode(), roots=self._processes)
             found |= process_tree.find(target)[0]
         return list(found.values())
 
@@ -203,7 +199,7 @@ class LeakDetector:
 
     def _is_left(self, path: Path) -> bool:
         """Whether *path*, which is new, is the trees': by its folder, its holder or its name."""
-        if path in self.files:
+        if path in self._files:
             return True
         if path.parent in self._folders:
             return not path.name.startswith(_FOREIGN)

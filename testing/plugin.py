@@ -86,7 +86,6 @@ class ChaosRuns:
 
 
 _RUNS: pytest.StashKey[ChaosRuns] = pytest.StashKey()
-_WRONG: pytest.StashKey[str] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -112,20 +111,17 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse markers that make no sense."""
-    for item in items:
+    # An error in the collection of one process of pytest-xdist is taken for its crash.
+    for item in () if hasattr(config, "workerinput") else items:
         if problem := _problem(item):
-            text = f"{item.nodeid}: @pytest.mark.{MARKER}: {problem}"
-            # An error in the collection of one process of pytest-xdist is taken for its crash.
-            if not hasattr(config, "workerinput"):
-                raise pytest.UsageError(text)
-            item.stash[_WRONG] = text
+            raise pytest.UsageError(problem)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a test whose marker could not be refused when it was collected."""
-    if _WRONG in item.stash:
-        pytest.fail(item.stash[_WRONG], pytrace=False)
+    if hasattr(item.config, "workerinput") and (problem := _problem(item)):
+        pytest.fail(problem, pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -153,30 +149,26 @@ def _fields_of(marks: list[pytest.Mark]) -> dict[str, Any]:
 
 
 def _problem(item: pytest.Item) -> str:
-    """Return what is wrong with the markers of *item*; empty if nothing is."""
-    fixtures: Any = getattr(item, "fixturenames", ())
+    """Return what is wrong with the markers of *item*, and its name; empty if nothing is."""
+    what, fixtures, marks = "", getattr(item, "fixturenames", ()), _marks(item)
     if "phalanx_chaos" not in fixtures:  # another plug-in may have a marker of the old name
-        is_marked = any(mark.name == MARKER for mark in item.own_markers)
-        return "the test does not ask for the fixture `phalanx_chaos`" if is_marked else ""
-    marks = _marks(item)
-    if not marks:
-        return ""
-    if any(mark.name == OLD_MARKER for mark in marks):
-        warning = f"@pytest.mark.{OLD_MARKER} is now @pytest.mark.{MARKER}"
-        item.warn(pytest.PytestDeprecationWarning(warning))
-    if positional := next((mark.args for mark in marks if mark.args), None):
-        return f"give its fields by keyword, not {positional!r}"
-    from phalanx.chaos import Chaos  # noqa: PLC0415  # imported for those who use it
-    from phalanx.supervision import SpecError  # noqa: PLC0415
+        if any(mark.name == MARKER for mark in item.own_markers):
+            what = "the test does not ask for the fixture `phalanx_chaos`"
+    elif marks:
+        from phalanx.chaos import Chaos  # noqa: PLC0415  # imported for those who use it
+        from phalanx.supervision import SpecError  # noqa: PLC0415
 
-    known = Chaos.__dataclass_fields__
-    for name in _fields_of(marks).keys() - known.keys():
-        return f"{name}: no such field; there is {', '.join(known)}"
-    try:
-        Chaos(**_fields_of(marks))
-    except SpecError as error:
-        return str(error)
-    return ""
+        if any(mark.name == OLD_MARKER for mark in marks):
+            warning = f"@pytest.mark.{OLD_MARKER} is now @pytest.mark.{MARKER}"
+            item.warn(pytest.PytestDeprecationWarning(warning))
+        try:
+            for mark in marks:
+                if mark.args:
+                    what = f"give its fields by keyword, not {mark.args!r}"
+            Chaos(**_fields_of(marks))
+        except (SpecError, TypeError) as error:
+            what = str(error)
+    return f"{item.nodeid}: @pytest.mark.{MARKER}: {what}" if what else ""
 
 
 @pytest.fixture

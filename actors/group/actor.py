@@ -47,21 +47,14 @@ from phalanx.runtime import (
 from phalanx.supervision import (
     SHUTDOWN,
     CallerError,
-    Decided,
-    End,
     ExitKind,
     ExitReason,
     GroupState,
-    Hold,
     NoDevice,
     Phase,
     ProtectedActor,
-    ReformRanks,
     RuntimeFault,
-    Serve,
     StartRanks,
-    StopRanks,
-    WaitUntil,
     decide,
 )
 
@@ -79,7 +72,6 @@ if TYPE_CHECKING:
     from phalanx.actors.calls.rank import Progress
     from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import Rendezvous
-    from phalanx.supervision import RankAction, RankDecision
 
     from .handle import Group, Parent
     from .membership import Launch
@@ -261,7 +253,7 @@ class GroupActor(ProtectedActor):
                 worker.failure = None
                 now = self._clock()
                 who = worker.rank, worker.incarnation
-                self._act(decide.rank_reformed(self._state, *who, frame.epoch, now))
+                self._act(decide.rank_ready(self._state, *who, now, joined=frame.epoch))
             case Kind.READY:
                 self._attach(worker)
             case Kind.LEFT:
@@ -394,7 +386,7 @@ class GroupActor(ProtectedActor):
         else:
             decision = decide.resize(self._state, plan.size)
         self._state, actions = decision
-        stopped = next(each.ranks for each in actions if isinstance(each, StopRanks))
+        stopped = next(each.ranks for each in actions if isinstance(each, decide.StopRanks))
         for worker in self._membership.current():
             worker.forced = plan.force and worker.rank in stopped
         self._perform(actions)
@@ -423,28 +415,28 @@ class GroupActor(ProtectedActor):
             return
         self._act(decide.begin(self._state))
 
-    def _act(self, decision: RankDecision) -> None:
+    def _act(self, decision: decide.RankDecision) -> None:
         self._state, actions = decision
         self._perform(actions)
 
-    def _perform(self, actions: tuple[RankAction, ...]) -> None:
+    def _perform(self, actions: tuple[decide.RankAction, ...]) -> None:
         for action in actions:
             match action:
                 case StartRanks():
                     self._start_ranks(action)
-                case ReformRanks():
+                case decide.ReformRanks():
                     self._reform_ranks(action)
-                case StopRanks():
+                case decide.StopRanks():
                     self._stop_ranks(action)
-                case Hold():
+                case decide.Hold():
                     self._plane.close_epoch()
-                case Serve(epoch):
+                case decide.Serve(epoch):
                     self._serve(epoch)
-                case WaitUntil(at):
+                case decide.WaitUntil(at):
                     self._runtime.loop.call_at(at, partial(self.group.post, self._wait_over))
-                case Decided():
+                case decide.Decided():
                     pass  # it is in the report
-                case End(reason):
+                case decide.End(reason):
                     self._end(reason)
         if not self._ending:
             self._show()
@@ -547,7 +539,7 @@ class GroupActor(ProtectedActor):
         # Through the mailbox, as any exit: a retry that fails again must not nest.
         self.group.post(self._not_started, ranks, reason)
 
-    def _reform_ranks(self, action: ReformRanks) -> None:
+    def _reform_ranks(self, action: decide.ReformRanks) -> None:
         """Have ranks that are kept leave their process group and join another."""
         why, epoch = "", None
         try:
@@ -568,7 +560,7 @@ class GroupActor(ProtectedActor):
                 self.health.limit_reform(worker)
                 self._plane.post(rank, incarnation, order, leaves_epoch=True)
 
-    def _stop_ranks(self, action: StopRanks) -> None:
+    def _stop_ranks(self, action: decide.StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device, or a process, never start."""
         for start in self._leases.withdraw(frozenset(action.ranks)):
             self.group.post(self._not_started, start.ranks, SHUTDOWN)

@@ -33,15 +33,14 @@ from phalanx.runtime import (
     exit_of_process,
 )
 from phalanx.supervision import (
-    Decided,
     Directive,
     ExecutorClosed,
     ExitKind,
     ExitReason,
     Phase,
     StartFailed,
-    StopRanks,
     WorkerDied,
+    decide,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from phalanx.actors.calls.call import Call
     from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
     from phalanx.runtime import CallFate, RemoteFailure
-    from phalanx.supervision import GroupState, NoDevice, RankAction
+    from phalanx.supervision import GroupState, NoDevice
 
     from .handle import Group
     from .membership import Membership
@@ -127,7 +126,7 @@ def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[Cras
 
 
 def report_on(
-    worker: Worker, reason: ExitReason, progress: Progress, decided: Decided, now: float
+    worker: Worker, reason: ExitReason, progress: Progress, decided: decide.Decided, now: float
 ) -> CrashReport:
     """Return the report on *worker*, whose process has ended, as far as it can be told by now."""
     assert worker.process is not None
@@ -260,7 +259,7 @@ class Deaths:
         ended: Sequence[tuple[Worker, Progress]],
         reason: ExitReason,
         state: GroupState,
-        actions: tuple[RankAction, ...],
+        actions: tuple[decide.RankAction, ...],
         *,
         epoch: int,
         at: float,
@@ -276,10 +275,10 @@ class Deaths:
             worker.epoch, worker.labels = epoch, replace(worker.labels, epoch=epoch)
             ran_for = at - worker.started_at
             self._group.publish(WorkerExited(**worker.who(), reason=reason, ran_for=ran_for, at=at))
-        decided = next((each for each in actions if isinstance(each, Decided)), None)
+        decided = next((each for each in actions if isinstance(each, decide.Decided)), None)
         first, doing = ended[0]
         if decided is None and first.forced and (doing.method or doing.queued):
-            decided = Decided("restart it", "restart(force=True) was called")
+            decided = decide.Decided("restart it", "restart(force=True) was called")
         lost = {worker.rank: worker.incarnation for worker, _ in ended}
         if decided is None:
             self._plane.lose(lost, None, self._stopped)
@@ -292,11 +291,11 @@ class Deaths:
         self,
         ended: Sequence[tuple[Worker, Progress]],
         reason: ExitReason,
-        decided: Decided,
+        decided: decide.Decided,
         lost: dict[int, int],
         *,
         state: GroupState,
-        actions: tuple[RankAction, ...],
+        actions: tuple[decide.RankAction, ...],
         epoch: int,
     ) -> None:
         """Report on workers, of whose end something follows, and settle their calls."""
@@ -313,7 +312,7 @@ class Deaths:
         message = f"{name} died: {reason}; {decided}"
         for action in actions:
             # Without hurry the others may finish what they have.
-            if isinstance(action, StopRanks) and action.hurry:
+            if isinstance(action, decide.StopRanks) and action.hurry:
                 others = (m for m in self._membership.current() if m.rank in action.ranks)
                 lost |= {other.rank: other.incarnation for other in others}
         reports: list[CrashReport] = []
@@ -343,7 +342,7 @@ class Deaths:
 
     def report_spare(self, spare: Worker) -> CrashReport:
         """Return the report on *spare*, whose end is no failure of the group; `file` it."""
-        decided = Decided("replace the spare", "its death is no failure of the group")
+        decided = decide.Decided("replace the spare", "its death is no failure of the group")
         return report_on(
             spare,
             reason_of(spare),

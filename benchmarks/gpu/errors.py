@@ -48,7 +48,7 @@ def run(record: Record) -> None:
             continue
         row: dict[str, Any] = pickle.loads(base64.b64decode(said))
         record.add("errors", kind=kind, **row, settled=record.meter.settle(idle, 10.0))
-    record.set(table=[str(each) for each in DEVICE_ERRORS])
+    record.set(table=list(DEVICE_ERRORS))
 
 
 def _observe(kind: str, device: str) -> dict[str, Any]:

@@ -161,7 +161,6 @@ class GroupBuilt(GroupEvent):
     restart: str = "permanent"
     survivors: str = "restart"
     standby: int = 0
-    pid: int = 0
 
 
 class RankEvent(GroupEvent):

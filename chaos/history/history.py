@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=ev.Event)
 Worker = tuple[str, int, int]
 """A group, a rank and an incarnation."""
-
-_OF_CALLS = {
-    ev.CallIssued: "issued",
-    ev.CallSent: "sent",
-    ev.CallBegan: "began",
-    ev.CallEnded: "ended",
-    ev.CallSettled: "settled",
-    ev.ReplyReceived: "replies",
-}
 
 
 @dataclass(frozen=True)
@@ -45,19 +36,15 @@ class History:
     Attributes:
         events: By time.
         seed: Of the schedule; None if the schedule was given.
-        target: The name of what was run.
     """
 
     events: tuple[ev.Event, ...]
     seed: int | None = None
-    target: str = ""
 
     @classmethod
-    def of(
-        cls, events: Iterable[ev.Event], *, seed: int | None = None, target: str = ""
-    ) -> History:
+    def of(cls, events: Iterable[ev.Event], *, seed: int | None = None) -> History:
         """Return the history of *events*, which may come in any order."""
-        return cls(tuple(sorted(events, key=lambda event: event.at)), seed, target)
+        return cls(tuple(sorted(events, key=lambda event: event.at)), seed)
 
     @cached_property
     def _by_kind(self) -> dict[type[ev.Event], tuple[ev.Event, ...]]:
@@ -87,15 +74,13 @@ class History:
     @cached_property
     def calls(self) -> dict[int, CallHistory]:
         """The events of each call, by its number."""
-        found: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        kinds = ev.CallIssued, ev.CallSent, ev.CallBegan, ev.CallEnded, ev.CallSettled
+        found: dict[int, list[list[Any]]] = defaultdict(lambda: [[] for _ in fields(CallHistory)])
         event: Any
-        for kind, name in _OF_CALLS.items():
+        for place, kind in enumerate((*kinds, ev.ReplyReceived)):
             for event in self.every(kind):
-                found[event.call][name].append(event)
-        return {
-            call: CallHistory(**{name: tuple(events) for name, events in kinds.items()})
-            for call, kinds in found.items()
-        }
+                found[event.call][place].append(event)
+        return {call: CallHistory(*map(tuple, events)) for call, events in found.items()}
 
     @cached_property
     def settled(self) -> list[tuple[int, CallHistory, ev.CallIssued, ev.CallSettled]]:

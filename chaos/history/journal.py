@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUFFIX = ".jsonl"
+now = time.monotonic
+"""The time of events in files: one clock for all processes of the machine."""
 
 
 class Journal:
@@ -68,12 +70,7 @@ def recording(folder: Path) -> Generator[None]:
         raise RuntimeFault(msg) from error
 
 
-def now() -> float:
-    """Return the time of events in files: one clock for all processes of the machine."""
-    return time.monotonic()
-
-
-def read_history(folder: Path, *, seed: int | None = None, target: str = "") -> History:
+def read_history(folder: Path, *, seed: int | None = None) -> History:
     """Return the history in *folder*, with times since its first driver started.
 
     Raises:
@@ -81,9 +78,7 @@ def read_history(folder: Path, *, seed: int | None = None, target: str = "") -> 
     """
     events = [event for path in sorted(folder.rglob(f"*{SUFFIX}")) for event in _read(path)]
     start = min((event.at for event in events if isinstance(event, DriverStarted)), default=0.0)
-    return History.of(
-        (replace(event, at=event.at - start) for event in events), seed=seed, target=target
-    )
+    return History.of((replace(event, at=event.at - start) for event in events), seed=seed)
 
 
 def _read(path: Path) -> list[Event]:

@@ -7,7 +7,6 @@ moment; events are written in the order in which its group did what they say.
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 import threading
 from collections import Counter
@@ -77,7 +76,7 @@ class DriverProbe:
         self.outcomes: Counter[str] = Counter()
         self._number, self._intensity = number, intensity
         self._lock = threading.Lock()
-        self._calls = itertools.count((number - 1) * _FIRST_CALL + 1)
+        self.calls = itertools.count((number - 1) * _FIRST_CALL + 1)  # their numbers in the run
 
     def adjust(self, spec: ExecutorSpec) -> ExecutorSpec:
         """Return *spec* with the intensity of the run."""
@@ -99,15 +98,10 @@ class DriverProbe:
             events.GroupBuilt,
             policy,
             world_size=spec.world_size,
-            pid=os.getpid(),
             intensity=policy.intensity.max_restarts,
             period=policy.intensity.period,
         )
         return observed
-
-    def next_call(self) -> int:
-        """Return a number that no other call of the run has."""
-        return next(self._calls)
 
     def count(self, outcome: str) -> None:
         """Count a call that ended with *outcome*."""
@@ -123,8 +117,7 @@ class ObservedGroup:
 
     def call_probe(self, name: str, method: Any, *, is_stream: bool) -> ObservedCall:
         """Observe a call that is being made."""
-        call = InstrumentedCall(self.probe.next_call(), method, is_stream)
-        return ObservedCall(self, name, call)
+        return ObservedCall(self, name, InstrumentedCall(next(self.probe.calls), method, is_stream))
 
     def worker_probe(self, rank: int, incarnation: int) -> bytes:
         """Return the probe of a worker, pickled."""

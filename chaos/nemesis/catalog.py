@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from phalanx.actors import POINTS
@@ -52,7 +53,7 @@ class Fault:
 
     Attributes:
         about: What it does.
-        how: By ``signal`` from outside, within a ``call`` of a worker, in the ``start`` of one, to
+        how: By ``signal``, within a ``call`` of a worker, in the ``start`` of one, to
             a ``node`` of a cluster.
         targets: What it can be done to, beside one rank.
         points: The injection points that it can have.
@@ -101,21 +102,11 @@ class Fault:
         return self.points
 
 
-def _signal(name: str, about: str, **more: Any) -> Fault:
-    return Fault(name, about, "signal", ("group", *HELPERS, "driver"), POINTS, **more)
-
-
-def _call(name: str, about: str, points: tuple[str, ...] = WORKER_POINTS, **more: Any) -> Fault:
-    return Fault(name, about, "call", ("group",), points, **more)
-
-
-def _gpu(name: str, about: str) -> Fault:
-    return Fault(name, about, "call", (), ("running",), needs="gpu")
-
-
-def _node(name: str, about: str, needs: str = "cluster", **more: Any) -> Fault:
-    return Fault(name, about, "node", ("group", "spare"), needs=needs, **more)
-
+_signal = partial(Fault, how="signal", targets=("group", *HELPERS, "driver"), points=POINTS)
+_call = partial(Fault, how="call", targets=("group",), points=WORKER_POINTS)
+_gpu = partial(Fault, how="call", points=("running",), needs="gpu")
+_node = partial(Fault, how="node", targets=("group", "spare"), needs="cluster")
+_cut = partial(_node, needs="network", seconds=2.5)
 
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
@@ -125,10 +116,10 @@ FAULTS: Mapping[str, Fault] = {
         _signal("stop", "SIGSTOP, and SIGCONT later", seconds=2.0),
         _call("segv", "a read from address 0: SIGSEGV", lethal=True),
         _call("exit", "os._exit(57) in a call", lethal=True),
-        _call("raise", "an exception in place of the result", ("running",)),
+        _call("raise", "an exception in place of the result", points=("running",)),
         Fault("raise_before", "an exception before the method", "call", (), ("running",)),
         _call("hang", "a loop in Python", seconds=20.0),
-        _call("memory", "allocation up to a limit (RLIMIT_AS)", ("running",)),
+        _call("memory", "allocation up to a limit (RLIMIT_AS)", points=("running",)),
         _call("slow", "half a second more for a call", seconds=0.5),
         Fault("start_raise", "an exception in the next start of a rank", "start"),
         _call("grandchild", "a process in a session of its own, which is not waited for"),
@@ -137,10 +128,10 @@ FAULTS: Mapping[str, Fault] = {
         _node("node", "SIGKILL of all processes of a node", lethal=True),
         _node("agent", "SIGKILL of the process that has started a node", lethal=True),
         _node("freeze", "SIGSTOP of all processes of a node, and SIGCONT later", seconds=2.5),
-        _node("cut", "nothing passes between the driver and a node", "network", seconds=2.5),
-        _node("cut_in", "nothing reaches a node", "network", seconds=2.5),
-        _node("cut_out", "nothing that a node sends arrives", "network", seconds=2.5),
-        _node("delay", "half a second more to a node, and from it", "network", seconds=2.5),
+        _cut("cut", "nothing passes between the driver and a node"),
+        _cut("cut_in", "nothing reaches a node"),
+        _cut("cut_out", "nothing that a node sends arrives"),
+        _cut("delay", "half a second more to a node, and from it"),
     )
 }
 """Every fault by name."""

@@ -4,8 +4,7 @@ Guarantees: a fault is recorded before it is injected; what was stopped continue
 that was cut is whole again, at the end of the run at the latest; a fault whose injection point did
 not come is reported as missed.
 
-Workers inject the faults of `worker_faults`, in their next call or start. The process that started
-the driver injects the faults of the driver without an injection point.
+Workers inject the faults of `worker_faults`, in their next call or start.
 """
 
 from __future__ import annotations
@@ -101,11 +100,12 @@ class Nemesis:
                 self._order(fault, group, ranks)
                 if FAULTS[fault.fault].how == "start":
                     self._force_restart(fault, group, rank)
-            elif fault.point:
+                return
+            if fault.point:
                 self._waiting.append(fault)
                 self.force_restarts()
-            else:
-                self._signal(fault, group, ranks)
+                return
+        self._signal(fault, group, ranks)  # without the lock: it may end this process in good order
 
     def force_restarts(self) -> None:
         """Kill a rank of a group that serves, for each fault that waits for a restart."""

@@ -22,7 +22,7 @@ from phalanx.runtime import process_tree, procfs
 from .catalog import SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _CONTINUE = """
 import signal, sys, time
@@ -132,15 +132,20 @@ def tasks_of_node(place: str) -> list[procfs.Task]:
 
 def kill_node(place: str) -> None:
     """Kill all processes of the node at *place*."""
-    with _stopped(place) as held:
-        for pidfd in held.values():
-            process_tree.send_signal(pidfd, signal.SIGKILL)
+    process_tree.kill(process_tree.TreeTarget(f"{place}/".encode()), time.monotonic() + _STOP)
 
 
 def freeze_node(place: str, seconds: float) -> Callable[[], None]:
     """Stop all processes of the node at *place* for *seconds*; return what continues them."""
-    with _stopped(place) as held:
-        sleeper = _continue_after(seconds, *held.values())
+    held: dict[tuple[int, int], tuple[int, process_tree.Victim]] = {}
+    target = process_tree.TreeTarget(f"{place}/".encode())
+    try:
+        process_tree.stop_all(target, held, time.monotonic() + _STOP)
+    finally:
+        pidfds = [pidfd for pidfd, _ in held.values()]
+        sleeper = _continue_after(seconds, *pidfds)
+        for pidfd in pidfds:
+            os.close(pidfd)
 
     def resume() -> None:
         for key in held:
@@ -148,20 +153,3 @@ def freeze_node(place: str, seconds: float) -> Callable[[], None]:
         sleeper.kill()  # its seconds may reach far beyond the end of the run
 
     return resume
-
-
-@contextlib.contextmanager
-def _stopped(place: str) -> Generator[dict[tuple[int, int], int]]:
-    """Stop all processes of a node; yield descriptors for them, by key."""
-    held: dict[tuple[int, int], tuple[int, process_tree.Victim]] = {}
-    target = process_tree.TreeTarget(f"{place}/".encode())
-    try:
-        process_tree.stop_all(target, held, time.monotonic() + _STOP)
-        yield {key: pidfd for key, (pidfd, _) in held.items()}
-    except BaseException:
-        for pidfd, _ in held.values():
-            process_tree.send_signal(pidfd, signal.SIGCONT)
-        raise
-    finally:
-        for pidfd, _ in held.values():
-            os.close(pidfd)

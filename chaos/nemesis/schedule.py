@@ -62,11 +62,6 @@ class ScheduledFault:
             raise SpecError("draw", self.draw, "give a number in [0, 1)")
         check_count("number", self.number)
 
-    @property
-    def is_from_outside(self) -> bool:
-        """Whether the process that started the driver injects it."""
-        return self.target == "driver" and not self.point and FAULTS[self.fault].how == "signal"
-
     def injected(self, **victim: Any) -> FaultInjected:
         """Return the event of its injection into *victim* now."""
         fields: dict[str, Any] = {"lethal": FAULTS[self.fault].lethal, **victim}

@@ -175,7 +175,9 @@ class ChaosResult:
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in calls.items()) or "none"
         lines += ["", f"calls      {sum(calls.values())}: {outcomes}"]
         lines += [f"runs       {len(self.history.every(ev.CallBegan))} by workers"]
-        lines += [f"deaths     {self.deaths}", *self._given_up(), ""]
+        ended = sum(bool(each.cause) for each in self.history.every(ev.GroupEnded))
+        lines += [f"groups     {len(self.history.groups)} built, {ended} gave up"]
+        lines += [f"deaths     {self.deaths}", ""]
         for name, says in INVARIANTS.items():
             state = f"BROKEN {self.broken[name]}x" if name in self.broken else "held"
             lines.append(f"{state:<11}{name:<17}{says}")
@@ -198,37 +200,19 @@ class ChaosResult:
             why = f"{', '.join(sorted(self.broken))}; reproduce with --seed {self.plan.seed}"
         return f"{self.verdict}: {why}{cut}"
 
-    def _given_up(self) -> list[str]:
-        """Return how many groups gave up, and how many their drivers built after that."""
-        pids = {name: group.pid for name, group in self.history.groups.items()}
-        ends = [(e.at, pids[e.group]) for e in self.history.every(ev.GroupEnded) if e.cause]
-        later = sum(
-            any(built.pid == pid and built.at >= at for at, pid in ends)
-            for built in self.history.groups.values()
-        )
-        return [f"groups     {len(ends)} gave up, {later} built after that"] if ends else []
-
     def to_json(self) -> str:
         """Return the figures as one JSON object."""
         names = ("target", "verdict", "ok", "interrupted", "inconclusive", "calls", "deaths")
         figures: dict[str, Any] = {name: getattr(self, name) for name in names}
         figures |= {"seed": self.plan.seed, "duration": self.plan.duration}
         figures["faults"] = [
-            {
-                "fault": each.fault,
-                "done": each.done,
-                "missed": each.missed,
-                "reasons": dict(each.reasons),
-                **{f"recovery_{name}": time for name, time in each.recovery.items()},
-            }
+            {name: getattr(each, name) for name in ("fault", "done", "missed")}
+            | {"reasons": dict(each.reasons)}
+            | {f"recovery_{name}": time for name, time in each.recovery.items()}
             for each in self.faults
         ]
         figures["violations"] = [
-            {
-                "invariant": each.invariant,
-                "message": each.message,
-                "events": [event.line() for event in each.events],
-            }
-            for each in self.violations
+            {"invariant": v.invariant, "message": v.message, "events": [e.line() for e in v.events]}
+            for v in self.violations
         ]
         return json.dumps(figures, indent=1)

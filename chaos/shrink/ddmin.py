@@ -9,12 +9,13 @@ Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from phalanx.chaos.nemesis.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from phalanx.chaos.nemesis.schedule import ScheduledFault
 
@@ -49,8 +50,9 @@ def _reduced(schedule: Schedule, ask: Callable[[Schedule], bool]) -> Schedule:
     while len(schedule) > 1:
         numbers = [fault.number for fault in schedule]
         parts = min(parts, len(numbers))
-        for left_out in _split(numbers, parts):
-            rest = schedule.only([n for n in numbers if n not in left_out])
+        ends = [len(numbers) * part // parts for part in range(parts + 1)]
+        for begin, end in pairwise(ends):
+            rest = schedule.only(numbers[:begin] + numbers[end:])
             if ask(rest):
                 schedule = rest
                 parts = max(parts - 1, 2)
@@ -60,15 +62,6 @@ def _reduced(schedule: Schedule, ask: Callable[[Schedule], bool]) -> Schedule:
                 break
             parts *= 2
     return schedule
-
-
-def _split(numbers: list[int], parts: int) -> Iterator[set[int]]:
-    size, more = divmod(len(numbers), parts)
-    start = 0
-    for index in range(parts):
-        end = start + size + (index < more)
-        yield set(numbers[start:end])
-        start = end
 
 
 def _simplified(schedule: Schedule, ask: Callable[[Schedule], bool]) -> Schedule:

@@ -47,6 +47,13 @@ class Replays:
         """Whether it failed in some of its runs and not in others."""
         return 0 < self.failed < self.made
 
+    @property
+    def needed(self) -> int:
+        """How often what fails as often is run before it counts as passing."""
+        if not self.is_flaky:
+            return 1
+        return math.ceil(math.log(_SURE) / math.log(1 - self.failed / self.made))
+
     def __str__(self) -> str:
         return f"{self.failed} of {self.made}"
 
@@ -179,7 +186,7 @@ class _Search:
             self.whole = self._replay(whole, _REPLAYS)
             self.smallest = self.whole
             if self.whole.failed:
-                self.repeat = max(self.repeat, _runs_for(self.whole))
+                self.repeat = max(self.repeat, self.whole.needed)
                 ddmin(whole, self._fails)
         except _UsedUp:
             return False
@@ -221,22 +228,11 @@ class _Search:
             self.on_progress(self.made, len(left.planned))
         self.made += 1
         record = self.folder / str(self.made)
-        seconds = self._needed(schedule)
+        ends = (planned.at + planned.seconds for planned in schedule)
+        seconds = min(self.failed.plan.duration, max(ends, default=0.0) + _AFTER)
         plan = replace(self.failed.plan, schedule=schedule, duration=seconds, record=record)
         result = run_chaos(self.target, plan, interrupt=self.interrupt)
         if result.broken.keys() & self.failed.broken.keys():
             return result
         shutil.rmtree(record)
         return None
-
-    def _needed(self, schedule: Schedule) -> float:
-        """Return how long a run with *schedule* takes at least to show anything."""
-        ends = [planned.at + planned.seconds for planned in schedule]
-        return min(self.failed.plan.duration, max(ends, default=0.0) + _AFTER)
-
-
-def _runs_for(replays: Replays) -> int:
-    """Return how often what fails as often as *replays* is run before it counts as passing."""
-    if not replays.is_flaky:
-        return 1
-    return math.ceil(math.log(_SURE) / math.log(1 - replays.failed / replays.made))

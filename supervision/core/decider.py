@@ -112,47 +112,28 @@ class Decider:
         return self.default
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceError:
-    """One error of CUDA, by the text of its runtime, which torch passes on.
-
-    After a *sticky* one every later call fails too, often far from the cause. Entries follow
-    NVIDIA's documentation of ``cudaError_t`` until `seen`: ``python -m benchmarks gpu e2``.
-
-    Attributes:
-        phrase: What its text contains, in lower case.
-        sticky: Whether the process cannot use its device after it.
-        seen: On which device, driver and torch it was seen to be so; empty for not seen.
-    """
-
-    phrase: str
-    sticky: bool
-    seen: str = ""
-
-
 DEVICE_ERRORS = (
-    DeviceError("device-side assert", sticky=True),
-    DeviceError("hardware stack error", sticky=True),
-    DeviceError("invalid program counter", sticky=True),
-    DeviceError("illegal memory access", sticky=True),
-    DeviceError("illegal instruction", sticky=True),
-    DeviceError("misaligned address", sticky=True),
-    DeviceError("unspecified launch failure", sticky=True),
-    DeviceError("uncorrectable ecc error", sticky=True),
-    DeviceError("nvlink error", sticky=True),
-    DeviceError("launch timed out", sticky=True),
-    DeviceError("global/shared address space", sticky=True),
-    DeviceError("invalid access of peer gpu memory", sticky=True),
-    DeviceError("cublas_status_execution_failed", sticky=True),
-    DeviceError("unhandled cuda error", sticky=True),  # NCCL's: its communicator cannot go on
-    DeviceError("cuda error: unknown error", sticky=True),  # what many an Xid comes to
-    DeviceError("out of memory", sticky=False),
-    DeviceError("invalid argument", sticky=False),
-    DeviceError("invalid configuration argument", sticky=False),
-    DeviceError("no kernel image is available", sticky=False),
-    DeviceError("cannot re-initialize cuda in forked subprocess", sticky=False),
+    "device-side assert",
+    "hardware stack error",
+    "invalid program counter",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "unspecified launch failure",
+    "uncorrectable ecc error",
+    "nvlink error",
+    "launch timed out",
+    "global/shared address space",
+    "invalid access of peer gpu memory",
+    "cublas_status_execution_failed",
+    "unhandled cuda error",  # NCCL's: its communicator cannot go on
+    "cuda error: unknown error",  # what many an Xid comes to
 )
-"""The errors that are known; one that is not listed is taken for not sticky."""
+"""What the text of a *sticky* error of CUDA contains, in lower case: every later call fails too.
+
+Taken from NVIDIA's documentation of ``cudaError_t``; ``python -m benchmarks gpu e2`` sees what a
+device really does.
+"""
 
 
 def is_sticky_device_error(cause: Cause) -> bool:
@@ -162,7 +143,7 @@ def is_sticky_device_error(cause: Cause) -> bool:
     text = error_text(cause).lower()
     if "cuda" not in text and not _names(type(cause)) & {"AcceleratorError", "CudaError"}:
         return False
-    return any(known.sticky and known.phrase in text for known in DEVICE_ERRORS)
+    return any(phrase in text for phrase in DEVICE_ERRORS)
 
 
 _BROKEN_GROUP = {"DistBackendError", "DistNetworkError"}

@@ -15,8 +15,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, assert_never, cast
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from phalanx.supervision.errors import (
     ChildRefused,
@@ -52,28 +52,17 @@ class Status(StrEnum):
     KILLED = "killed"  # and its exit is not known yet
 
 
-class Verdict(Enum):
-    """The consequence of a child's end."""
-
-    RESTART = auto()
-    KEEP = auto()
-    REMOVE = auto()
-    GIVE_UP = auto()
-
-
-def verdict(restart: Restart, reason: ExitReason, directive: Directive | None = None) -> Verdict:
-    """Return the consequence of a child's end: OTP's table of restart types and exits."""
+def verdict(restart: Restart, reason: ExitReason, directive: Directive | None = None) -> Directive:
+    """Return what follows from a child's end: OTP's table of restart types and exits."""
     match directive, restart, reason.is_failure:
         case Directive.ESCALATE, _, _:
-            return Verdict.GIVE_UP
-        case _, Restart.TEMPORARY, _:
-            return Verdict.REMOVE
-        case Directive.STOP, _, _:
-            return Verdict.KEEP
+            return Directive.ESCALATE
+        case (Directive.STOP, _, _) | (_, Restart.TEMPORARY, _):
+            return Directive.STOP
         case (Directive.RESTART, _, _) | (_, Restart.PERMANENT, _) | (_, Restart.TRANSIENT, True):
-            return Verdict.RESTART
+            return Directive.RESTART
         case _:  # a transient child that ended normally
-            return Verdict.KEEP
+            return Directive.STOP
 
 
 @dataclass(slots=True, eq=False)
@@ -176,8 +165,8 @@ class SupervisorMachine:
         self._now, self._actions = now, []
         if self.ended is not None:
             self._refuse(event)
-        elif isinstance(event, msg.AlarmRang):
-            if event.alarm == self._alarm:
+        elif isinstance(event, msg.Alarm):
+            if event.number == self._alarm:
                 self._resume(event)
         elif isinstance(event, msg.OfStart) and event.serial in self._awaited:
             self._resume(event)
@@ -206,7 +195,7 @@ class SupervisorMachine:
                 return self._boot()
             case msg.Exited():
                 return self._exited(event)
-            case msg.RetryDue():
+            case msg.Retry():
                 return self._retry_due(event)
             case msg.StopRequested(reason):
                 return self._leave(reason)
@@ -377,24 +366,21 @@ class SupervisorMachine:
             directive = self.spec.decider.directive(reason, child.spec.id, failed=failed)
         child.fruitless += child.incarnation > 1 and not event.was_useful
         child.last_exit, child.has_exited = reason, False
-        outcome = verdict(child.spec.restart, reason, directive)
-        match outcome:
-            case Verdict.RESTART:
+        match verdict(child.spec.restart, reason, directive):
+            case Directive.RESTART:
                 is_preempted = reason.signal == SIGTERM and reason.is_failure
                 free = is_preempted and not self.spec.count_preemption
                 yield from self._restart(child, healthy_for=self._now - child.since, free=free)
-            case Verdict.GIVE_UP:
+            case Directive.ESCALATE:
                 self._announce_exit(child, "escalated by the decider")
                 yield from self._give_up(child, "escalated by the decider")
-            case Verdict.KEEP | Verdict.REMOVE:
+            case _:
                 removed = "; removed" if self._is_forgotten(child) else ""
                 self._announce_exit(child, f"not restarted{removed}")
                 self._not_running(child)
                 if self._shuts_down_after(child):
                     why = f"auto-shutdown: {child.key} ended"
                     yield from self._leave(ExitReason(ExitKind.SHUTDOWN, why))
-            case _:
-                assert_never(outcome)
 
     def _running(self, event: msg.Exited) -> Child | None:
         """Return the child whose exit *event* is; None for an exit of an earlier incarnation."""
@@ -405,18 +391,12 @@ class SupervisorMachine:
 
     def _shuts_down_after(self, child: Child) -> bool:
         """Return whether the end of *child* for good ends the supervisor."""
-        match self.spec.auto_shutdown:
-            case AutoShutdown.NEVER:
-                return False
-            case AutoShutdown.ANY_SIGNIFICANT:
-                return child.spec.significant
-            case AutoShutdown.ALL_SIGNIFICANT:
-                return child.spec.significant and not any(
-                    other.spec.significant and other.status is not Status.UNDEFINED
-                    for other in self.children.values()
-                )
-            case _:
-                assert_never(self.spec.auto_shutdown)
+        if self.spec.auto_shutdown is AutoShutdown.NEVER or not child.spec.significant:
+            return False
+        return self.spec.auto_shutdown is AutoShutdown.ANY_SIGNIFICANT or not any(
+            other.spec.significant and other.status is not Status.UNDEFINED
+            for other in self.children.values()
+        )
 
     # --- restarts: ``do_restart`` and ``restart_multiple_children`` ------------------------
 
@@ -449,7 +429,7 @@ class SupervisorMachine:
         child.attempt = self.spec.backoff.attempt_after(child.attempt, healthy_for or 0.0)
         yield from self._stop_tied(child)
         child.status, child.ticket = Status.RESTARTING, self._number()
-        self._actions.append(msg.RetryLater(child.key, child.ticket, child.attempt))
+        self._actions.append(msg.Retry(child.key, child.ticket, child.attempt))
 
     def _start_again(self, child: Child) -> Operation:
         failed = yield from self._start_all((yield from self._stop_tied(child)))
@@ -461,9 +441,9 @@ class SupervisorMachine:
             yield from self._restart(child)
         else:  # OTP's ``try_again_restart``: through the mailbox, and it counts again
             child.status, child.ticket = Status.RESTARTING, 0
-            self._actions.append(msg.RetryLater(child.key, ticket=0, attempt=0))
+            self._actions.append(msg.Retry(child.key, ticket=0, attempt=0))
 
-    def _retry_due(self, event: msg.RetryDue) -> Operation:
+    def _retry_due(self, event: msg.Retry) -> Operation:
         child = self.children.get(event.child)
         if child is None or child.status is not Status.RESTARTING or child.ticket != event.ticket:
             return  # terminated, deleted or started meanwhile
@@ -602,7 +582,7 @@ class SupervisorMachine:
         self._alarm = 0
         if seconds != math.inf:
             self._alarm = self._number()
-            self._actions.append(msg.SetAlarm(self._alarm, seconds))
+            self._actions.append(msg.Alarm(self._alarm, seconds))
 
     def _announce(
         self, kind: Callable[..., notices.Notice], *values: object, child: Child | None = None

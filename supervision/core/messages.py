@@ -80,8 +80,11 @@ class KillChild(OfStart):
 
 
 @dataclass(frozen=True, slots=True)
-class RetryLater:
-    """Deliver `RetryDue` after what is in the mailbox now; *attempt*, if not 0, is delayed."""
+class Retry:
+    """A restart that is due; as an action, deliver it after what is in the mailbox now.
+
+    If *attempt* is not 0, it is that number of a restart in a row, and the back-off delays it.
+    """
 
     child: str
     ticket: int
@@ -89,10 +92,10 @@ class RetryLater:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAlarm:
-    """Deliver `AlarmRang` after *delay* seconds; an earlier alarm is void."""
+class Alarm:
+    """*delay* seconds have passed; as an action, deliver it then: an earlier alarm is void."""
 
-    alarm: int
+    number: int
     delay: float
 
 
@@ -147,21 +150,6 @@ class Exited(OfStart):
 
 
 @dataclass(frozen=True, slots=True)
-class RetryDue:
-    """A restart is due; *ticket* is that of its `RetryLater`."""
-
-    child: str
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class AlarmRang:
-    """The delay of a `SetAlarm` is over."""
-
-    alarm: int
-
-
-@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The supervisor is to stop its children and end with *reason*."""
 
@@ -188,13 +176,11 @@ Action: TypeAlias = (
     | AbandonStart
     | TerminateChild
     | KillChild
-    | RetryLater
-    | SetAlarm
+    | Retry
+    | Alarm
     | Reply
     | BecomeReady
     | Exit
     | Notice
 )
-Event: TypeAlias = (
-    Booted | Started | NotStarted | Exited | RetryDue | AlarmRang | StopRequested | Request
-)
+Event: TypeAlias = Booted | Started | NotStarted | Exited | Retry | Alarm | StopRequested | Request

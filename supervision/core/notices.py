@@ -7,19 +7,24 @@ supervisor down, joined by slashes; *at* is in seconds of the tree's clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from .restart_rules import ExitReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class Notice:
-    """What all notices have."""
+    """What all notices have; a subclass is a frozen dataclass, with its name and level."""
 
     event: ClassVar[str]
-    usual_level: ClassVar[str] = "debug"
+    usual_level: ClassVar[str]
     path: str
     at: float
+
+    def __init_subclass__(cls, event: str, level: str = "debug") -> None:
+        cls.event, cls.usual_level = f"phalanx.{event}", level
+        dataclass(frozen=True)(cls)
 
     @property
     def level(self) -> str:
@@ -27,29 +32,22 @@ class Notice:
         return self.usual_level
 
 
-@dataclass(frozen=True, slots=True)
-class ChildStarted(Notice):
+class ChildStarted(Notice, event="child_started"):
     """A child runs."""
 
-    event = "phalanx.child_started"
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChildStartFailed(Notice):
+class ChildStartFailed(Notice, event="child_start_failed", level="warning"):
     """A start function raised, or took too long."""
 
-    event = "phalanx.child_start_failed"
-    usual_level = "warning"
     incarnation: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChildExited(Notice):
+class ChildExited(Notice, event="child_exited"):
     """A child has ended; *decision* is what the supervisor does about it, and why."""
 
-    event = "phalanx.child_exited"
     incarnation: int
     reason: ExitReason
     decision: str
@@ -60,67 +58,48 @@ class ChildExited(Notice):
         return "warning" if self.reason.is_failure else "debug"
 
 
-@dataclass(frozen=True, slots=True)
-class ChildLost(Notice):
+class ChildLost(Notice, event="child_lost", level="error"):
     """A child did not end within its limits and is given up; it may still run."""
 
-    event = "phalanx.child_lost"
-    usual_level = "error"
     incarnation: int
     waited: float
 
 
-@dataclass(frozen=True, slots=True)
-class CallbackFailed(Notice):
+class CallbackFailed(Notice, event="callback_failed", level="warning"):
     """A *callback* of a user raised, and the exception was dropped.
 
     It is a ``decider``, a ``monitor``, or the ``handle`` of a child: the limits of its stop hold.
     """
 
-    event = "phalanx.callback_failed"
-    usual_level = "warning"
     callback: str
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorBegan(Notice):
+class SupervisorBegan(Notice, event="supervisor_began"):
     """A supervisor runs and begins to start its children."""
 
-    event = "phalanx.supervisor_began"
 
-
-@dataclass(frozen=True, slots=True)
-class SupervisorStartFailed(Notice):
+class SupervisorStartFailed(Notice, event="supervisor_start_failed"):
     """A child of the initial list did not start; the others are stopped, the supervisor ends."""
 
-    event = "phalanx.supervisor_start_failed"
     child: str
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorReady(Notice):
+class SupervisorReady(Notice, event="supervisor_ready"):
     """All children of the initial list are started."""
 
-    event = "phalanx.supervisor_ready"
 
-
-@dataclass(frozen=True, slots=True)
-class SupervisorGaveUp(Notice):
+class SupervisorGaveUp(Notice, event="supervisor_gave_up", level="critical"):
     """A supervisor stops its children and fails upwards; *why* names the limit that was passed."""
 
-    event: ClassVar[str] = "phalanx.supervisor_gave_up"
-    usual_level = "critical"
     child: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorExited(Notice):
+class SupervisorExited(Notice, event="supervisor_exited"):
     """A supervisor has ended, after all of its children."""
 
-    event = "phalanx.supervisor_exited"
     reason: ExitReason
 
 

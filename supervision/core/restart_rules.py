@@ -142,20 +142,18 @@ def in_period(period: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartWindow:
-    """The restarts of one supervisor that still count: at most *intensity* in *period* seconds.
+class RestartWindow(Intensity):
+    """The restarts of one supervisor that still count.
 
     *spent* is when they happened, oldest first, on the monotonic clock of the caller of `admit`.
     """
 
-    intensity: int
-    period: float
     spent: tuple[float, ...] = ()
 
     def admit(self, now: float) -> RestartWindow | None:
         """Return the window after a restart at *now*, or None if that is one too many."""
         recent = self._recent(now)
-        return None if len(recent) >= self.intensity else replace(self, spent=(*recent, now))
+        return None if len(recent) >= self.max_restarts else replace(self, spent=(*recent, now))
 
     def count(self, now: float) -> int:
         """Return how many restarts are inside the window at *now*."""

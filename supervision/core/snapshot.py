@@ -6,7 +6,7 @@ decided; two supervisors of one snapshot may be seen a moment apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -93,19 +93,15 @@ def _child(machine: SupervisorMachine, child: Child, below: Below) -> ChildSnaps
 
 def render(snapshot: SupervisorSnapshot) -> str:
     """Return the tree as text, one line per child."""
-    name = snapshot.path.rpartition("/")[2]
-    return "\n".join([f"{name}  {_supervisor(snapshot)}", *_lines(snapshot)])
-
-
-def _lines(snapshot: SupervisorSnapshot) -> Iterator[str]:
+    lines = [f"{snapshot.path.rpartition('/')[2]}  {_supervisor(snapshot)}"]
     pending = _below(snapshot, "")  # a stack: a deep tree would end a recursion
     while pending:
         child, indent, is_last = pending.pop()
         branch, bar = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
-        name = child.path.rpartition("/")[2]
-        yield f"{indent}{branch}{name}  {_described(child)}"
+        lines.append(f"{indent}{branch}{child.path.rpartition('/')[2]}  {_described(child)}")
         if child.supervisor is not None:
             pending += _below(child.supervisor, indent + bar)
+    return "\n".join(lines)
 
 
 def _below(snapshot: SupervisorSnapshot, indent: str) -> list[tuple[ChildSnapshot, str, bool]]:

@@ -23,12 +23,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, cast, runtime_check
 import pykka
 
 from phalanx.supervision.errors import SpecError
-from phalanx.supervision.validate import (
-    check_count,
-    check_kind,
-    check_seconds,
-    check_word,
-)
+from phalanx.supervision.validate import check_count, check_kind, check_seconds, check_word
 
 from .decider import Decider
 from .restart_rules import (

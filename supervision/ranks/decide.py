@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from phalanx.supervision.core.decider import Directive
-from phalanx.supervision.core.machine import Verdict, verdict
+from phalanx.supervision.core.machine import verdict
 from phalanx.supervision.core.restart_rules import (
     SHUTDOWN,
     BackOff,
@@ -211,17 +211,19 @@ def begin(state: GroupState) -> RankDecision:
     return _start(replace(state, mending=frozenset(range(state.size))))
 
 
-def rank_ready(state: GroupState, rank: int, incarnation: int, at: float) -> RankDecision:
-    """Return what follows when a rank has finished its start."""
-    return _up(state, rank, at, state.state_of(rank, incarnation) is RankState.STARTING)
-
-
-def rank_reformed(
-    state: GroupState, rank: int, incarnation: int, epoch: int, at: float
+def rank_ready(
+    state: GroupState, rank: int, incarnation: int, at: float, *, joined: int | None = None
 ) -> RankDecision:
-    """Return what follows when a survivor has joined *epoch*."""
-    was = state.state_of(rank, incarnation)
-    return _up(state, rank, at, epoch == state.epoch and was is RankState.REFORMING)
+    """Return what follows when a rank has finished its start; a survivor has *joined* an epoch."""
+    due = RankState.STARTING if joined is None else RankState.REFORMING
+    is_due = state.state_of(rank, incarnation) is due and joined in (None, state.epoch)
+    if not is_due or state.phase is Phase.ENDED:
+        return state, ()
+    state = state.marked({rank}, RankState.UP)
+    if any(other.state is not RankState.UP for other in state.ranks):
+        return state, ()
+    state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
+    return state, (Serve(state.epoch),)
 
 
 def restart(state: GroupState, ranks: frozenset[int], *, force: bool = False) -> RankDecision:
@@ -288,21 +290,17 @@ def ranks_exited(
     name = _names(dead)
     served_at = state.served_at
     if served_at is None:
-        told = Decided("stop the group", f"{name} failed in the group's first start")
-        state, actions = _close(state, reason, hurry=True)
-        return state, (told, *actions)
+        why = f"{name} failed in the group's first start"
+        return _close(state, reason, Decided("stop the group", why), hurry=True)
     if directive in (Directive.STOP, Directive.ESCALATE):
         text = f"{name}: {directive} by the decider: stop the group"
         ending = replace(SHUTDOWN, detail=f"gave up: {name} ended {reason}: escalated")
         if directive is Directive.STOP:
             ending = ExitReason(ExitKind.NORMAL, f"{name} was stopped by the decider")
-        state, actions = _close(state, ending, hurry=directive is Directive.ESCALATE)
-        return state, (Decided(text), *actions)
-    is_restarted = verdict(state.restart, reason) is Verdict.RESTART
-    if directive is not Directive.RESTART and not is_restarted:
+        return _close(state, ending, Decided(text), hurry=directive is Directive.ESCALATE)
+    if verdict(state.restart, reason, directive) is not Directive.RESTART:
         why = f"{name} is {state.restart} and its end was {reason.kind}"
-        state, actions = _close(state, reason, hurry=False)
-        return state, (Decided("stop the group", why), *actions)
+        return _close(state, reason, Decided("stop the group", why), hurry=False)
     affected = state.replaced_after(dead)
     if out_of_step and not state.keep:
         affected = frozenset(each.number for each in state.ranks)
@@ -313,13 +311,12 @@ def ranks_exited(
     if reforming & state.fresh and reason.kind is not ExitKind.KILLED:
         affected = state.tied_to(dead)  # a kill says nothing about its hook
     window = state.window.admit(at)
-    limit = f"{state.window.intensity} restarts{in_period(state.window.period)}"
+    limit = f"{state.window.max_restarts} restarts{in_period(state.window.period)}"
     if window is None:
         told = Decided("give up", f"more than {limit}")
         last = f"the last: {name}, {reason}"
         ending = replace(SHUTDOWN, detail=f"{told.text}: {told.why}; {last}")
-        state, actions = _close(state, ending, hurry=True)
-        return state, (told, *actions)
+        return _close(state, ending, told, hurry=True)
     rested = (
         state.backoff is not None
         and state.phase is Phase.SERVING
@@ -331,16 +328,6 @@ def ranks_exited(
     told = Decided(text, f"{state.strategy}, number {len(window.spent)} of at most {limit}")
     state = replace(state, window=window, failures=1 if rested else state.failures + 1)
     return _mend(state, affected, told, at, jitter)
-
-
-def _up(state: GroupState, number: int, at: float, is_due: bool) -> RankDecision:
-    if not is_due or state.phase is Phase.ENDED:
-        return state, ()
-    state = state.marked({number}, RankState.UP)
-    if any(other.state is not RankState.UP for other in state.ranks):
-        return state, ()
-    state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
-    return state, (Serve(state.epoch),)
 
 
 def _mend(
@@ -409,12 +396,14 @@ def _renew(state: GroupState, affected: frozenset[int], *, hurry: bool) -> RankD
     return replace(state, mending=affected, phase=Phase.MENDING, failures=0), stop
 
 
-def _close(state: GroupState, reason: ExitReason, *, hurry: bool) -> RankDecision:
+def _close(
+    state: GroupState, reason: ExitReason, *decided: RankAction, hurry: bool
+) -> RankDecision:
     fresh = frozenset(r.number for r in state.ranks if r.state is not RankState.STOPPING)
     state, stop = state.stopping(fresh, hurry=hurry)
     state = replace(state, phase=Phase.CLOSING, ending=reason, mending=frozenset())
     state, actions = _settle_closing(state)
-    return state, (*stop, *actions)
+    return state, (*decided, *stop, *actions)
 
 
 def _settle_closing(state: GroupState) -> RankDecision:

@@ -60,7 +60,7 @@ class SupervisorActor(ProtectedActor):
         path: str,
         services: TreeServices,
         *,
-        on_start: Callable[[BaseException | None], None],
+        on_start: Callable[[SupervisorActor | None, BaseException | None], None],
         on_exit: Callable[[ExitReason], None],
         on_use: Callable[[], None] = lambda: None,
     ) -> None:
@@ -108,17 +108,17 @@ class SupervisorActor(ProtectedActor):
         """Return the latest start of child *key* that has not ended."""
         return self._starts.get(key)
 
-    def will_run(self, key: str) -> bool:
-        """Return whether child *key* runs, or is going to without a further request."""
+    def will_run(self, key: str, *below: str) -> bool:
+        """Return whether child *key*, or one *below* it, runs or is going to without a request."""
         with self._deciding:
-            machine = self.machine
+            machine, child = self.machine, self.machine.children.get(key)
             if machine.ended is not None:
                 return True  # the supervisor above, which has yet to hear of it, decides
-            child = machine.children.get(key)
-            if child is None:
-                return False
             is_settled = machine.is_ready and machine.is_idle
-            return child.status is not Status.UNDEFINED or not is_settled
+            if child is None or (child.status is Status.UNDEFINED and is_settled):
+                return False
+        nested = self.supervisors().get(key) if below else None
+        return nested is None or nested.will_run(*below)  # None: it is being started
 
     def supervisors(self) -> dict[str, SupervisorActor]:
         """Return the supervisors that run as children, by key."""
@@ -172,20 +172,25 @@ class SupervisorActor(ProtectedActor):
                 self._starts[key].terminate(SHUTDOWN)
             case msg.KillChild(key):
                 self._starts[key].kill()
-            case msg.RetryLater():
-                self._retry(action)
-            case msg.SetAlarm(alarm, delay):
+            case msg.Retry(attempt=attempt):
+                backoff = self.machine.spec.backoff
+                if backoff is None or not attempt:
+                    self.post(action)
+                else:
+                    jitter = random.random()  # noqa: S311 # it only spreads restarts
+                    self._post_after(backoff.delay(attempt, jitter), action)
+            case msg.Alarm(delay=delay):
                 if self._alarm is not None:
                     self._alarm()
-                self._alarm = self._post_after(delay, msg.AlarmRang(alarm))
+                self._alarm = self._post_after(delay, action)
             case msg.Reply(caller, answer):
                 del self._unanswered[id(caller)]
                 caller.set(answer)
             case msg.BecomeReady():
-                self._on_start(None)
+                self._on_start(self, None)
             case msg.Exit(reason, error):
                 if error is not None:
-                    self._on_start(error)
+                    self._on_start(None, error)
                 self._finish(reason if error is None else None)
                 self.stop()
             case Notice():
@@ -203,7 +208,13 @@ class SupervisorActor(ProtectedActor):
             self._starts[key] = context
         try:
             if isinstance(spec.start, SupervisorSpec):
-                self._start_nested(context, spec.start)
+                context.nested = SupervisorActor(
+                    *(spec.start, context.path, self.services),
+                    on_start=context.settle,
+                    on_exit=context.exited,
+                    on_use=context.progressed,
+                )
+                self.services.run(context.nested)
                 return
             actor = actor_class(spec.start)
             start = spec.start if actor is None else pykka_child(actor)
@@ -211,35 +222,12 @@ class SupervisorActor(ProtectedActor):
         except (RuntimeError, MemoryError) as error:  # no thread is left: this start has failed
             context.settle(None, error)
 
-    def _start_nested(self, context: StartContext, spec: SupervisorSpec) -> None:
-        def started(error: BaseException | None) -> None:
-            context.settle(actor if error is None else None, error)
-
-        actor = SupervisorActor(
-            spec,
-            context.path,
-            self.services,
-            on_start=started,
-            on_exit=context.exited,
-            on_use=context.progressed,
-        )
-        context.nested = actor
-        self.services.run(actor)
-
     def _abandon(self, key: str) -> None:
         with self._lock:
             context = self._starts.pop(key)
         if context.nested is not None:
             context.nested.kill()
         context.abandon()
-
-    def _retry(self, action: msg.RetryLater) -> None:
-        due, backoff = msg.RetryDue(action.child, action.ticket), self.machine.spec.backoff
-        if backoff is None or not action.attempt:
-            self.post(due)
-        else:
-            jitter = random.random()  # noqa: S311 # it only spreads restarts
-            self._post_after(backoff.delay(action.attempt, jitter), due)
 
     def _post_after(self, delay: float, event: msg.Event) -> Cancel:
         at = self.services.clock() + delay
@@ -269,7 +257,7 @@ class SupervisorActor(ProtectedActor):
             if start.nested is not None and not start.nested.machine.is_ready:
                 start.nested.kill()
         if error is not None and not self.machine.is_ready:
-            self._on_start(error)
+            self._on_start(None, error)
         self._finish(reason)
 
     def failed(self, error: BaseException, /) -> None:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class ProtectedActor(pykka.ThreadingActor):
-    """The base of supervisors and group actors; subclasses define `hear` and `failed`."""
+    """The base of supervisors and group actors."""
+
+    hear: Callable[[Any], None]  # acts on a message
+    failed: Callable[[BaseException], None]  # ends it, because of what was raised; must not raise
 
     use_daemon_thread = True  # a program that does not end the actor can still exit
 
@@ -30,14 +33,6 @@ class ProtectedActor(pykka.ThreadingActor):
         # Pykka's own queue is written in Python: a finalizer that interrupts one `tell` and tells
         # the same actor something would deadlock on its lock.
         return queue.SimpleQueue()
-
-    def hear(self, message: Any, /) -> None:
-        """Act on *message*."""
-        raise NotImplementedError
-
-    def failed(self, error: BaseException, /) -> None:
-        """End, because *error* was raised on the actor's thread; must not raise."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """End, after the messages that are in the mailbox already."""

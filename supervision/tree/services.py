@@ -151,10 +151,7 @@ class TreeServices:
     ) -> None:
         self.clock, self.spawn, self._begin = clock, spawn, begin
         self.instances: dict[str, int] = {}
-        self._own_timers: ThreadTimers | None = None
-        if timers is None:
-            timers = self._own_timers = ThreadTimers()
-        self.timers = timers
+        self.timers = ThreadTimers() if timers is None else timers
         self._log = log
         self._emit: Callable[[Notice], object] | None = None
         self._lock = threading.Lock()
@@ -164,8 +161,8 @@ class TreeServices:
     def run(self, member: SupervisorActor) -> None:
         """Start the thread of *member*; the timers start with the first."""
         with self._lock:
-            if self._own_timers is not None:
-                self._own_timers.start()
+            if isinstance(self.timers, ThreadTimers):
+                self.timers.start()
             self._members.add(member)
         try:
             self._begin(member)
@@ -182,8 +179,8 @@ class TreeServices:
         with self._lock:
             self._members.discard(member)
             is_last = not self._members
-        if is_last and self._own_timers is not None:
-            self._own_timers.close()
+        if is_last and isinstance(self.timers, ThreadTimers):
+            self.timers.close()
 
     def is_inside(self, path: str) -> bool:
         """Return whether this thread is that of *path*, or of one below it that is not over."""

@@ -135,7 +135,8 @@ class SupervisorView:
         try:
             while True:
                 changed.clear()
-                will_run = self._will_run(path)  # before the look: it may start in between
+                # Before the look: it may start in between.
+                will_run = self._top.will_run(*self._path, *path.split("/"))
                 try:
                     found = self.child(path)
                     if found is not other_than:
@@ -198,19 +199,6 @@ class SupervisorView:
                 raise self._gone() or SupervisorDown(text)
             actor = nested
         return actor
-
-    def _will_run(self, path: str) -> bool:
-        """Return whether the child at *path* runs or is going to, and the supervisors above it."""
-        actor = self._top
-        *above, last = (*self._path, *path.split("/"))
-        for key in above:
-            if not actor.will_run(key):
-                return False
-            nested = actor.supervisors().get(key)
-            if nested is None:
-                return True  # that supervisor is being started
-            actor = nested
-        return actor.will_run(last)
 
     def _start_of(self, path: str) -> StartContext:
         *above, key = path.split("/")
@@ -338,7 +326,7 @@ class Supervisor(SupervisorView):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _on_start(self, error: BaseException | None) -> None:
+    def _on_start(self, _top: SupervisorActor | None, error: BaseException | None) -> None:
         self._start_error = error
         self._started.set()
         if error is not None:
@@ -347,7 +335,7 @@ class Supervisor(SupervisorView):
     def _on_exit(self, reason: ExitReason) -> None:
         self.exits.end(reason)
         if reason.kind is KILLED.kind and not self._top.machine.is_ready:
-            self._on_start(SupervisorDown(f"{self.spec.id}: killed while it started"))
+            self._on_start(None, SupervisorDown(f"{self.spec.id}: killed while it started"))
         self._let_go()
 
     def _let_go(self) -> None:

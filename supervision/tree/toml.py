@@ -82,10 +82,10 @@ def tree_from_toml(
     root = document.get("root")
     if not isinstance(root, str) or root not in declared.supervisors:
         raise SpecError("root", root, "must name a supervisor of this document")
-    built = declared.supervisors_from(root)
+    built = declared.built()
     for field in _AS_CHILD & set(table := declared.supervisors[root]):
         raise SpecError(f"supervisor.{root}.{field}", table[field], "the root is no child")
-    used = {child.id for spec in built.values() for child in spec.children} | built.keys()
+    used = {child.id for spec in built.values() for child in spec.children} | {root}
     names = [name for table in (declared.supervisors, *declared.leaves.values()) for name in table]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SpecError("children", ", ".join(twice), "declared as more than one kind of child")
@@ -101,14 +101,12 @@ class _Document:
     starts: Mapping[str, StartFunction]
     kinds: Mapping[str, Kind]
 
-    def supervisors_from(self, root: str) -> dict[str, SupervisorSpec]:
-        """Return the spec of *root* and of every supervisor below it, by name."""
-        below: dict[str, list[str]] = {}
-        found = [root]
-        for name in found:  # no recursion, which a deep document would end
-            if name not in below:
-                below[name] = [each for each in self._children(name) if each in self.supervisors]
-                found += below[name]
+    def built(self) -> dict[str, SupervisorSpec]:
+        """Return the spec of every supervisor, by name."""
+        below = {
+            name: [each for each in self._children(name) if each in self.supervisors]
+            for name in self.supervisors
+        }
         built: dict[str, SupervisorSpec] = {}
         try:
             for name in TopologicalSorter(below).static_order():
@@ -124,11 +122,7 @@ class _Document:
         children: object = _table(place, self.supervisors[name]).get("children", [])
         if not isinstance(children, list):
             raise SpecError(f"{place}.children", children, "must be a list of names")
-        names = cast("list[object]", children)
-        for child in names:
-            if not isinstance(child, str):
-                raise SpecError(f"{place}.children", child, "names nothing that is declared")
-        return cast("list[str]", names)
+        return [str(name) for name in cast("list[object]", children)]
 
     def _supervisor(self, name: str, built: Mapping[str, SupervisorSpec]) -> SupervisorSpec:
         """Return the spec of supervisor *name*; those below it are *built*."""

@@ -93,7 +93,7 @@ def test_a_browser_shows_every_mark_within_its_drawing(tmp_path: Path) -> None:
     teller = struck_often(16)
     teller.add(WorkloadFailed, error="one is not one <b>at all</b>")
     teller.close()
-    history = History.of(teller.events, seed=7, target="mine:build")
+    history = History.of(teller.events, seed=7)
     page = render_page(
         ChaosResult("mine:build", Chaos(duration=30, rate=2, seed=7), history, check(history))
     )

@@ -239,13 +239,13 @@ def test_a_driver_may_be_killed_at_a_moment_of_its_own_or_of_a_worker() -> None:
 def test_a_fault_that_killed_a_driver_does_not_come_again_where_the_clocks_differ(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    observe = driver_process._DriverRuns._observe
+    observe = driver_process.DriverRuns._observe
 
     def behind(*words: Any) -> Any:
         at, raised = observe(*words)
         return at - 1.0, raised
 
-    monkeypatch.setattr(driver_process._DriverRuns, "_observe", behind)
+    monkeypatch.setattr(driver_process.DriverRuns, "_observe", behind)
     schedule = at_once(("kill", "driver", "before_send"))
 
     result = run_chaos(targets.one_for_one, duration=2.5, schedule=schedule)
@@ -272,7 +272,7 @@ def test_a_tree_whose_root_gives_up_is_built_again_where_it_keeps_its_intensity(
     result = run_chaos(targets.brittle, duration=2.5, schedule=schedule, keep_intensity=True)
 
     assert result.violations == ()
-    assert "gave up, " in result.render()
+    assert " gave up" in result.render()
     ends = [each.at for each in result.history.every(GroupEnded) if each.cause]
     assert ends
     assert max(built.at for built in result.history.groups.values()) > min(ends)

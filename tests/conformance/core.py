@@ -16,7 +16,7 @@ from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
     AbandonStart,
     Action,
-    AlarmRang,
+    Alarm,
     BecomeReady,
     Booted,
     Event,
@@ -26,9 +26,7 @@ from phalanx.supervision.core.messages import (
     NotStarted,
     Reply,
     Request,
-    RetryDue,
-    RetryLater,
-    SetAlarm,
+    Retry,
     StartChild,
     Started,
     StopRequested,
@@ -212,11 +210,11 @@ class CoreWorld:
                 assert process.serial == serial, "a kill names the living incarnation"
                 assert not isinstance(process, Sup), "no vector kills a supervisor this way"
                 self._awaited_end(sup, process, KILLED)
-            case RetryLater(key, ticket, _):
-                sup.inbox.append(RetryDue(key, ticket))
-            case SetAlarm(alarm, delay):
+            case Retry():
+                sup.inbox.append(action)
+            case Alarm(delay=delay):
                 # Children that react have done so already; time passes only for those that hang.
-                sup.awaited.append((AlarmRang(alarm), at + delay))
+                sup.awaited.append((action, at + delay))
             case Reply(caller, answer):
                 caller.answer = answer
             case Exit(error=BaseException() as error):

@@ -30,7 +30,7 @@ from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
     AbandonStart,
     Action,
-    AlarmRang,
+    Alarm,
     BecomeReady,
     Booted,
     Event,
@@ -41,9 +41,7 @@ from phalanx.supervision.core.messages import (
     Outcome,
     Reply,
     Request,
-    RetryDue,
-    RetryLater,
-    SetAlarm,
+    Retry,
     StartChild,
     Started,
     StopRequested,
@@ -238,15 +236,14 @@ class World:
                 self.late = [e for e in self.late if getattr(e, "serial", 0) != serial]
                 if (key, serial) in self.processes:
                     self.processes[key, serial].alive = False  # whoever performs it kills it
-            case RetryLater(key, ticket, attempt):
-                due = RetryDue(key, ticket)
+            case Retry(attempt=attempt):
                 if self.spec.backoff is not None and attempt:
                     delay = self.spec.backoff.delay(attempt, self.random.random())
-                    self.timers.append((self.now + delay, due))
+                    self.timers.append((self.now + delay, action))
                 else:
-                    self.inbox.append(due)
-            case SetAlarm(alarm, delay):
-                self.timers.append((self.now + delay, AlarmRang(alarm)))
+                    self.inbox.append(action)
+            case Alarm(delay=delay):
+                self.timers.append((self.now + delay, action))
             case Reply(caller):
                 assert caller in self.pending, "one answer per request"
                 self.pending.remove(caller)

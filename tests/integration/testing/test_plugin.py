@@ -189,7 +189,7 @@ READ = "ERROR: *test_it: @pytest.mark.phalanx_chaos: "
     [
         ("seed='seven'", "phalanx_chaos", (), f"{READ}*seed='seven'"),
         ("faults=('explode',)", "phalanx_chaos", (), f"{READ}*unknown fault"),
-        ("fault=('kill',)", "phalanx_chaos", (), f"{READ}*fault: no such field"),
+        ("fault=('kill',)", "phalanx_chaos", (), f"{READ}*unexpected keyword argument 'fault'"),
         ("7", "phalanx_chaos", (), f"{READ}*by keyword, not (7,)"),
         ("seed=1", "", (), "*does not ask for the fixture `phalanx_chaos`"),
         ("seed=1", "phalanx_chaos", ("--chaos-seed=seven",), "*--chaos-seed*'seven'"),

@@ -119,7 +119,11 @@ def run() -> list[tuple[float, str, str]]:
     services.subscribe(machine.emit)
     model = ChildSpec("model", child, type=ChildType.SUPERVISOR, killable=True)
     spec = SupervisorSpec("root", children=[model], intensity=Intensity(5, 60.0))
-    top = SupervisorActor(spec, "root", services, on_start=started.append, on_exit=ended.append)
+
+    def on_start(_top: SupervisorActor | None, error: BaseException | None) -> None:
+        started.append(error)
+
+    top = SupervisorActor(spec, "root", services, on_start=on_start, on_exit=ended.append)
     services.look = lambda: top.snapshot({})
 
     services.run(top)

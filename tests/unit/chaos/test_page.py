@@ -60,7 +60,7 @@ def told(**options: Any) -> Teller:
 
 
 def page_of(teller: Teller) -> str:
-    history = History.of(teller.events, seed=7, target="mine:build")
+    history = History.of(teller.events, seed=7)
     return render_page(
         ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), history, check(history))
     )

@@ -14,13 +14,12 @@ from phalanx.supervision import (
 )
 from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
-    AlarmRang,
+    Alarm,
     Booted,
     Event,
     Exited,
     KillChild,
     Request,
-    SetAlarm,
     StartChild,
     Started,
     StopRequested,
@@ -43,9 +42,9 @@ def test_instances_whose_time_is_over_are_killed_in_start_order() -> None:
             if isinstance(action, StartChild):
                 machine.handle(Started(action.child, action.serial), 0.0)
     actions = machine.handle(StopRequested(SHUTDOWN), 0.0)
-    (alarm,) = [action.alarm for action in actions if isinstance(action, SetAlarm)]
+    (alarm,) = [action for action in actions if isinstance(action, Alarm)]
 
-    actions = machine.handle(AlarmRang(alarm), 2.0)
+    actions = machine.handle(alarm, 2.0)
 
     killed = [action.child for action in actions if isinstance(action, KillChild)]
     assert killed == [f"w#{number}" for number in range(1, 13)]

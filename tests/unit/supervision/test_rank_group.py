@@ -13,32 +13,23 @@ from phalanx.supervision import (
     NORMAL,
     SHUTDOWN,
     BackOff,
-    Decided,
-    End,
     ExitKind,
     ExitReason,
     GroupState,
-    Hold,
     Intensity,
     Phase,
-    RankAction,
-    RankDecision,
     RankState,
-    ReformRanks,
     Restart,
-    Serve,
     StartRanks,
-    StopRanks,
     Strategy,
-    WaitUntil,
     decide,
 )
 
 CRASHED = ExitReason(ExitKind.CRASH, code=1)
 
 
-def effects(actions: tuple[RankAction, ...]) -> tuple[RankAction, ...]:
-    return tuple(action for action in actions if not isinstance(action, Decided))
+def effects(actions: tuple[decide.RankAction, ...]) -> tuple[decide.RankAction, ...]:
+    return tuple(action for action in actions if not isinstance(action, decide.Decided))
 
 
 def serving(
@@ -55,20 +46,20 @@ def serving(
     state, actions = decide.begin(state)
     for rank in range(size):
         state, actions = decide.rank_ready(state, rank, 1, 0.0)
-    assert actions == (Serve(1),)
+    assert actions == (decide.Serve(1),)
     return state
 
 
-Event = Callable[[GroupState], RankDecision]
+Event = Callable[[GroupState], decide.RankDecision]
 
 
-def event(decided: Callable[..., RankDecision]) -> Callable[..., Event]:
+def event(decided: Callable[..., decide.RankDecision]) -> Callable[..., Event]:
     """Return *decided* with the group left open."""
     return lambda *what, **more: lambda state: decided(state, *what, **more)
 
 
 begin, wait_over = event(decide.begin), event(decide.wait_over)
-rank_ready, rank_reformed = event(decide.rank_ready), event(decide.rank_reformed)
+rank_ready = event(decide.rank_ready)
 ranks_exited, close = event(decide.ranks_exited), event(decide.close)
 restart, resize = event(decide.restart), event(decide.resize)
 
@@ -77,8 +68,10 @@ def rank_exited(rank: int, incarnation: int, *what: object, **more: object) -> E
     return ranks_exited(((rank, incarnation),), *what, **more)
 
 
-def run(state: GroupState, *events: Event) -> tuple[GroupState, list[tuple[RankAction, ...]]]:
-    taken: list[tuple[RankAction, ...]] = []
+def run(
+    state: GroupState, *events: Event
+) -> tuple[GroupState, list[tuple[decide.RankAction, ...]]]:
+    taken: list[tuple[decide.RankAction, ...]] = []
     for happened in events:
         state, actions = happened(state)
         taken.append(effects(actions))
@@ -101,9 +94,9 @@ def test_the_back_off_delays_the_start() -> None:
     )
 
     assert taken == [
-        (Hold(), WaitUntil(11.0)),
+        (decide.Hold(), decide.WaitUntil(11.0)),
         (StartRanks(1, 3, ((1, 2),)),),
-        (Hold(), WaitUntil(14.0)),
+        (decide.Hold(), decide.WaitUntil(14.0)),
     ]
     assert state.phase is Phase.WAITING
 
@@ -130,16 +123,16 @@ def test_where_survivors_are_kept_only_the_dead_rank_starts_and_all_meet_in_a_ne
     state, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
         rank_exited(1, 1, KILLED, 1.0),
-        rank_reformed(0, 1, 2, 1.1),
+        rank_ready(0, 1, 1.1, joined=2),
         rank_ready(1, 2, 1.2),
-        rank_reformed(2, 1, 2, 1.3),
+        rank_ready(2, 1, 1.3, joined=2),
     )
 
     assert taken == [
-        (Hold(), ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),))),
+        (decide.Hold(), decide.ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),))),
         (),
         (),
-        (Serve(2),),
+        (decide.Serve(2),),
     ]
     assert len(state.window.spent) == 1
 
@@ -153,8 +146,8 @@ def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None
     )
 
     # The new rank 1 hears nothing in its start, so it goes into the further epoch as another one.
-    assert taken[1] == (Hold(), StopRanks((1,), hurry=True))
-    assert taken[2] == (ReformRanks(3, ((0, 1),)), StartRanks(3, 3, ((1, 3), (2, 2))))
+    assert taken[1] == (decide.Hold(), decide.StopRanks((1,), hurry=True))
+    assert taken[2] == (decide.ReformRanks(3, ((0, 1),)), StartRanks(3, 3, ((1, 3), (2, 2))))
     assert len(state.window.spent) == 1
 
 
@@ -175,7 +168,7 @@ def test_ranks_that_end_of_one_cause_are_one_restart_and_one_epoch(
     epoch = state.epoch
 
     state, (actions,) = run(state, ranks_exited(lost, KILLED, 1.0))
-    assert [each.ranks for each in actions if isinstance(each, StopRanks)] == (
+    assert [each.ranks for each in actions if isinstance(each, decide.StopRanks)] == (
         [stopped] if stopped else []
     )
     for rank in stopped:
@@ -183,7 +176,7 @@ def test_ranks_that_end_of_one_cause_are_one_restart_and_one_epoch(
 
     (start,) = (each for each in actions if isinstance(each, StartRanks))
     assert start.ranks == tuple((rank, 2) for rank in started)
-    reformed = [each.ranks for each in actions if isinstance(each, ReformRanks)]
+    reformed = [each.ranks for each in actions if isinstance(each, decide.ReformRanks)]
     assert reformed == ([tuple((rank, 1) for rank in (0, 1, 2, 3))] if keep else [])
     assert state.epoch == epoch + (strategy is not Strategy.ONE_FOR_ONE)
     assert len(state.window.spent) == 1
@@ -198,8 +191,12 @@ def test_a_rank_of_this_very_restart_that_cannot_be_reformed_counts_and_takes_al
         rank_exited(1, 2, CRASHED, 1.3),
     )
 
-    assert taken[2] == (Hold(), ReformRanks(3, ((1, 2), (2, 1))), StartRanks(3, 3, ((0, 2),)))
-    assert taken[3] == (Hold(), StopRanks((0, 2), hurry=True))
+    assert taken[2] == (
+        decide.Hold(),
+        decide.ReformRanks(3, ((1, 2), (2, 1))),
+        StartRanks(3, 3, ((0, 2),)),
+    )
+    assert taken[3] == (decide.Hold(), decide.StopRanks((0, 2), hurry=True))
     assert len(state.window.spent) == 2
 
 
@@ -211,7 +208,7 @@ def test_ranks_that_are_out_of_step_are_formed_anew_together_under_any_strategy(
 
     state, (actions,) = run(state, rank_exited(2, 1, CRASHED, 1.0, out_of_step=True))
 
-    assert actions == (Hold(), StopRanks((0, 1), hurry=True))
+    assert actions == (decide.Hold(), decide.StopRanks((0, 1), hurry=True))
     assert len(state.window.spent) == 1
 
 
@@ -219,11 +216,11 @@ def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
     state, _ = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
         rank_exited(1, 1, KILLED, 1.0),
-        rank_reformed(0, 1, 2, 1.1),
+        rank_ready(0, 1, 1.1, joined=2),
         rank_exited(1, 2, KILLED, 1.2),
     )
 
-    after, taken = run(state, rank_reformed(0, 1, 2, 1.3), rank_ready(1, 3, 1.4))
+    after, taken = run(state, rank_ready(0, 1, 1.3, joined=2), rank_ready(1, 3, 1.4))
 
     assert taken == [(), ()]
     assert [rank.state for rank in after.ranks] == ["reforming", "up", "reforming"]
@@ -236,8 +233,8 @@ def test_a_planned_restart_of_a_rank_keeps_the_others_where_a_death_does() -> No
         rank_exited(1, 1, SHUTDOWN, 2.0),
     )
 
-    assert taken[0] == (Hold(), StopRanks((1,), hurry=False))
-    assert taken[1] == (ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),)))
+    assert taken[0] == (decide.Hold(), decide.StopRanks((1,), hurry=False))
+    assert taken[1] == (decide.ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),)))
     assert not after.window.spent
 
 
@@ -258,7 +255,7 @@ def test_restart_types_are_otps(restart: Restart, reason: object, restarted: boo
     _, (actions,) = run(state, rank_exited(0, 1, reason, 1.0))
 
     assert any(isinstance(action, StartRanks) for action in actions) == restarted
-    assert any(isinstance(action, End) for action in actions) != restarted
+    assert any(isinstance(action, decide.End) for action in actions) != restarted
 
 
 @given(
@@ -280,7 +277,7 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
     at = 0.0
     ended = 0
 
-    def apply(decision: RankDecision) -> None:
+    def apply(decision: decide.RankDecision) -> None:
         nonlocal state, ended
         state, actions = decision
         for action in actions:
@@ -288,9 +285,9 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
                 for rank, incarnation in action.ranks:
                     assert rank not in live, "started while an incarnation of it lives"
                     live[rank] = incarnation
-            if isinstance(action, ReformRanks):
+            if isinstance(action, decide.ReformRanks):
                 assert all(live.get(rank) == incarnation for rank, incarnation in action.ranks)
-            ended += isinstance(action, End)
+            ended += isinstance(action, decide.End)
 
     apply(decide.begin(state))
     for picked, what in picks:
@@ -305,7 +302,7 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
             if state.ranks[rank].state is RankState.STARTING:
                 apply(decide.rank_ready(state, rank, live[rank], at))
             elif state.ranks[rank].state is RankState.REFORMING:
-                apply(decide.rank_reformed(state, rank, live[rank], state.epoch, at))
+                apply(decide.rank_ready(state, rank, live[rank], at, joined=state.epoch))
     for _ in range(200):
         stopping = [r for r in state.ranks if r.state is RankState.STOPPING]
         reforming = [r for r in state.ranks if r.state is RankState.REFORMING]
@@ -317,7 +314,7 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
             apply(decide.rank_ready(state, starting[0].number, starting[0].incarnation, at))
         elif reforming:
             number = reforming[0].number
-            apply(decide.rank_reformed(state, number, live[number], state.epoch, at))
+            apply(decide.rank_ready(state, number, live[number], at, joined=state.epoch))
         else:
             break
 
@@ -337,7 +334,7 @@ def test_a_wait_that_was_overtaken_by_a_longer_one_starts_nothing() -> None:
         wait_over(14.5),
     )
 
-    assert taken[1] == (Hold(), WaitUntil(14.5))
+    assert taken[1] == (decide.Hold(), decide.WaitUntil(14.5))
     assert taken[2] == ()
     assert taken[3] == (StartRanks(1, 3, ((0, 2), (1, 2))),)
     assert state.phase is Phase.MENDING

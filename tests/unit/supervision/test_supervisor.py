@@ -339,8 +339,7 @@ def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
     puppet = Puppet()
     spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet)])
     top = Supervisor(spec)
-    timers = top._services._own_timers
-    assert timers is not None
+    timers: Any = top._services.timers
     threads = [thread for thread in (top._top.thread, timers._thread) if thread is not None]
 
     puppet.contexts.get(timeout=LIMIT).exited(CRASH)

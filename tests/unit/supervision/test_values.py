@@ -26,12 +26,12 @@ from phalanx.supervision import (
     PhalanxError,
     Restart,
     Rule,
-    ThreadTimers,
     Unhealthy,
     is_broken_process_group,
 )
-from phalanx.supervision.core.machine import Verdict, verdict
+from phalanx.supervision.core.machine import verdict
 from phalanx.supervision.core.restart_rules import in_period
+from phalanx.supervision.tree.services import ThreadTimers
 
 CRASH = ExitReason(ExitKind.CRASH)
 SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)
@@ -95,23 +95,23 @@ def test_delays_grow_by_the_factor_and_start_over_after_a_healthy_time() -> None
 @pytest.mark.parametrize(
     ("restart", "reason", "directive", "wanted"),
     [
-        (Restart.PERMANENT, NORMAL, None, Verdict.RESTART),
-        (Restart.PERMANENT, SHUTDOWN, None, Verdict.RESTART),
-        (Restart.PERMANENT, CRASH, None, Verdict.RESTART),
-        (Restart.TRANSIENT, NORMAL, None, Verdict.KEEP),
-        (Restart.TRANSIENT, SHUTDOWN, None, Verdict.KEEP),
-        (Restart.TRANSIENT, CRASH, None, Verdict.RESTART),
-        (Restart.TEMPORARY, NORMAL, None, Verdict.REMOVE),
-        (Restart.TEMPORARY, CRASH, None, Verdict.REMOVE),
-        (Restart.PERMANENT, CRASH, Directive.STOP, Verdict.KEEP),
-        (Restart.TRANSIENT, NORMAL, Directive.RESTART, Verdict.RESTART),
-        (Restart.TEMPORARY, CRASH, Directive.RESTART, Verdict.REMOVE),
-        (Restart.TEMPORARY, CRASH, Directive.ESCALATE, Verdict.GIVE_UP),
-        (Restart.TRANSIENT, NORMAL, Directive.RESUME, Verdict.KEEP),
+        (Restart.PERMANENT, NORMAL, None, Directive.RESTART),
+        (Restart.PERMANENT, SHUTDOWN, None, Directive.RESTART),
+        (Restart.PERMANENT, CRASH, None, Directive.RESTART),
+        (Restart.TRANSIENT, NORMAL, None, Directive.STOP),
+        (Restart.TRANSIENT, SHUTDOWN, None, Directive.STOP),
+        (Restart.TRANSIENT, CRASH, None, Directive.RESTART),
+        (Restart.TEMPORARY, NORMAL, None, Directive.STOP),
+        (Restart.TEMPORARY, CRASH, None, Directive.STOP),
+        (Restart.PERMANENT, CRASH, Directive.STOP, Directive.STOP),
+        (Restart.TRANSIENT, NORMAL, Directive.RESTART, Directive.RESTART),
+        (Restart.TEMPORARY, CRASH, Directive.RESTART, Directive.STOP),
+        (Restart.TEMPORARY, CRASH, Directive.ESCALATE, Directive.ESCALATE),
+        (Restart.TRANSIENT, NORMAL, Directive.RESUME, Directive.STOP),
     ],
 )
 def test_the_table_of_exits(
-    restart: Restart, reason: ExitReason, directive: Directive | None, wanted: Verdict
+    restart: Restart, reason: ExitReason, directive: Directive | None, wanted: Directive
 ) -> None:
     assert verdict(restart, reason, directive) is wanted
 
@@ -172,7 +172,7 @@ def test_errors_of_gloo_count_as_a_broken_process_group_and_others_do_not() -> N
         ChildRefused("not_found", "a"),
         CallTimeout("f", (1,), 2.0, sent=False, reports=("r",)),
         Unhealthy("f", (0,), 1.0, {0: "busy"}, {0: "busy for 3 s"}),
-        NoDevice("rank 0", 2, leased={"cuda:0": ("a",)}, quarantined={}, limit="5 s"),
+        NoDevice("rank 0", 2, leased={"cuda:0": ("a",)}, quarantined={}).after("5 s"),
     ],
 )
 def test_an_error_keeps_its_text_attributes_and_notes_when_it_is_pickled(
