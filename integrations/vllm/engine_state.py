@@ -8,7 +8,9 @@ recovers from one that serves, with `HealthRoute`.
 vLLM has no way for an engine core to send any of it to its client. So the client, which imports the
 executor before it starts the core, names a folder in the environment that the core inherits; each
 core keeps a file there, which is replaced in one step. The client reads them, and removes the
-folder; one that was killed has it removed by the next client of its user.
+folder; one that was killed has it removed by the next client of its user. vLLM's processes make
+their ipc sockets there too: it kills the core at the end of a program, and a rank may be killed at
+any time, so each would leave its sockets in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _COUNTERS = {
 }
 _PREFIX = "phalanx-vllm-"
 _PHASES = ("restart", "restore")
+_LONGEST = 70  # characters; sockets named by a UUID fit in, as the kernel takes 107 in all
 
 
 class EngineEnded(RuntimeError):
@@ -163,6 +166,8 @@ def serve_states(error: type[Exception]) -> None:
         _remove_abandoned()
         os.environ[_VARIABLE] = folder = _make_folder()
         atexit.register(_remove, folder, os.getpid())
+        if len(folder) <= _LONGEST:
+            os.environ.setdefault("VLLM_RPC_BASE_PATH", folder)
     with suppress(ImportError):
         from prometheus_client import REGISTRY  # noqa: PLC0415  # vLLM brings it
 

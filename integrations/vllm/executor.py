@@ -103,7 +103,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         non_block: bool = False,
-        unique_reply_rank: int | None = None,
     ) -> Any:
         """Call *method* of vLLM's worker on every rank, or a callable with the worker.
 
@@ -117,14 +116,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             timeout,
             args,
             dict(kwargs or {}),
-            unique_reply_rank,
             non_block=non_block,
             name="" if is_named else getattr(method, "__name__", type(method).__name__),
         )
-
-    def execute_dummy_batch(self) -> None:
-        """Have the workers compute a step without requests."""
-        self.collective_rpc("execute_dummy_batch", unique_reply_rank=self._group.layout.output_rank)
 
     def check_health(self) -> None:
         """Return once every worker has answered.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors import Devices, Executor, Launch, Layout, Limits, RestartPolicy, StopPolicy
 from phalanx.supervision import RESUME_UNLESS_BROKEN, Decider, Directive, Rule, Strategy
 
-from .compat import OMPProcessManager, current_platform
+from .compat import OMPProcessManager, current_platform, envs
 from .policy import device_names
 from .worker.engine_worker import EngineWorker
 
@@ -72,7 +72,7 @@ def start_group(
         limits=Limits(
             start=policy.start_timeout, stop=StopPolicy(hurry=0.0), stopped=policy.stopped_after
         ),
-        hang_after=policy.hang_after or _step_limit(),
+        hang_after=policy.hang_after or float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS),
         standby=policy.standby,
     )
 
@@ -86,12 +86,6 @@ def _modules_of(config: Any) -> list[str]:
     # A model that others have registered may do anything when it is imported: `preload` names it.
     ours = [name for name in models if name.startswith("vllm.")]
     return [config.parallel_config.worker_cls.rpartition(".")[0], *ours]
-
-
-def _step_limit() -> float:
-    from .compat import envs  # noqa: PLC0415  # it reads the environment
-
-    return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
 def _choose_processors(

@@ -175,15 +175,13 @@ def check_config(config: Any) -> None:
             "its engines compute together, and would wait for the one that heals; "
             "run independent engines instead",
         )
-    if getattr(parallel, "enable_elastic_ep", False):
-        raise SpecError("enable_elastic_ep", value=True, remedy="ranks come and go by it; turn off")
-    if getattr(parallel, "numa_bind", False):
-        raise SpecError(
-            "numa_bind",
-            value=True,
-            remedy="ranks are started without numactl; "
-            "leave it, or run the whole program under numactl",
-        )
+    for field, remedy in (
+        ("enable_elastic_ep", "ranks come and go by it; turn off"),
+        ("enable_fault_tolerance", "vLLM would recover by it too; turn off"),
+        ("numa_bind", "ranks start without numactl; run the whole program under numactl"),
+    ):
+        if getattr(parallel, field, False):
+            raise SpecError(field, value=True, remedy=remedy)
     for field in ("kv_transfer_config", "ec_transfer_config"):
         given = getattr(config, field, None)
         if given is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +109,6 @@ class Recovery:
         timeout: float | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        rank: int | None,
         *,
         non_block: bool,
         name: str = "",
@@ -120,7 +119,7 @@ class Recovery:
         """
         until = None if timeout is None else time.monotonic() + timeout
         future: Future[Any]
-        future = self._thread.submit(self._call, method, until, args, kwargs, rank, name=name)
+        future = self._thread.submit(self._call, method, until, args, kwargs, name)
         if non_block:
             return future
         try:
@@ -133,6 +132,8 @@ class Recovery:
     def close(self) -> None:
         """End the thread; the group is closed, so what it does ends with an error."""
         self._unsubscribe()
+        if self._hooked is not None:
+            self._hooked[1].cancel()  # the thread may be waiting for a hook that never returns
         self._thread.shutdown(cancel_futures=True)
 
     def _call(
@@ -141,8 +142,6 @@ class Recovery:
         until: float | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        rank: int | None,
-        *,
         name: str,
     ) -> Any:
         repeats = method in REPEATABLE
@@ -152,8 +151,7 @@ class Recovery:
                 answers = self._group.collective_rpc(
                     "rpc",
                     _left(until, method),
-                    args=(epoch, method, args, kwargs, rank),
-                    unique_reply_rank=rank,
+                    args=(epoch, method, args, kwargs),
                     retries=int(repeats),  # by the next workers, which find that it is stale
                 )
             except StaleEpoch:
@@ -167,8 +165,7 @@ class Recovery:
                 raise
             except ExecutorClosed as error:
                 raise self._ended("") from error
-            listed = tuple(answers) if isinstance(answers, list) else (answers,)
-            self._journal.note(method, args, kwargs, listed, name=name)
+            self._journal.note(method, args, kwargs, answers, name=name)
             return answers
 
     def _restore(self, until: float | None) -> int:
@@ -243,13 +240,17 @@ class Recovery:
         assert self._hook is not None
         try:
             with self._hook_turn:  # the one before may not have noticed that its workers died
-                done.set_result(self._hook(news))
+                value = self._hook(news)
         except BaseException as error:  # noqa: BLE001  # it is what the hook came to
-            done.set_exception(error)
+            settle = partial(done.set_exception, error)
+        else:
+            settle = partial(done.set_result, value)
+        with suppress(InvalidStateError):  # it has been closed
+            settle()
 
     def _call_for_hook(self, epoch: int, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         answers: list[Any] = self._group.collective_rpc(
-            "rpc", self._limit, args=(epoch, method, args, kwargs, None)
+            "rpc", self._limit, args=(epoch, method, args, kwargs)
         )
         return answers
 

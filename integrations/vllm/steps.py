@@ -11,7 +11,6 @@ request again, and the next step it sends belongs to the epoch that is there the
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -53,46 +52,24 @@ def lost_step(epoch: int) -> LostStep:
 
 
 class StepFuture(Future[Any]):
-    """The future of one step, which the first thread that asks for its output completes.
+    """The future of one step; it is done once the engine core's thread has asked for the output.
 
     Args:
         wait: Returns the output, or raises; called once.
-        source: The future of the workers' answer.
     """
 
-    def __init__(self, wait: Callable[[], Any], source: Future[Any]) -> None:
+    def __init__(self, wait: Callable[[], Any]) -> None:
         super().__init__()
         self._wait = wait
-        self._source = source
-        self._turn = threading.Lock()
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the output, or a `LostStep`; the limits of a step are those of supervision."""
-        self._complete()
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the step's error, or None; waits for it."""
-        self._complete()
-        return super().exception(timeout)
-
-    def done(self) -> bool:
-        """Whether `result` would return at once."""
-        return self._source.done()
-
-    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Call ``fn(self)`` when the step is over."""
-        super().add_done_callback(fn)
-        self._source.add_done_callback(lambda _: self._complete())
-
-    def _complete(self) -> None:
-        with self._turn:
-            if super().done():
-                return
+        if not self.done():
             try:
                 self.set_result(self._wait())
             except Exception as error:  # noqa: BLE001  # it is the step's outcome
                 self.set_exception(error)
+        return super().result(timeout)
 
 
 def _known(value: Any) -> Future[Any]:
@@ -175,7 +152,7 @@ class Steps:
         self._first_half = future = self._send(method, epoch, argument)
         get = future.result if before is None else partial(_outcome, before, future)
         if non_block:
-            return StepFuture(partial(self._output, get, epoch), future)
+            return StepFuture(partial(self._output, get, epoch))
         return self._output(get, epoch)
 
     def _ask(self, method: str, epoch: int, argument: Any) -> Any:

@@ -150,13 +150,10 @@ class EngineWorker(WorkerActor):
         method: str | bytes,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        reply_rank: int | None = None,
     ) -> Any:
         """Call *method* of vLLM's worker, or a pickled callable with it."""
         self._check(epoch)
         value = self._run(method, args, kwargs)
-        if reply_rank is not None and reply_rank != self.ctx.rank:
-            return None
         return value.get_output() if _is_async(value) else value
 
     def step(self, epoch: int, scheduled: Any) -> Any:

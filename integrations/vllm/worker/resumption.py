@@ -30,12 +30,6 @@ def drop_in_flight(request: Any) -> None:
         request.drop_stale_output = True
 
 
-def outputs_of(new: Any) -> list[int]:
-    """Return the tokens that *new*, as it is sent to a worker, has generated before."""
-    tokens: list[int] | None = new.prefill_token_ids
-    return [] if tokens is None else list(tokens[new.prompt_len :])
-
-
 def obstacle(
     request: Any, *, is_running: bool, speculates: bool, keeps_generators: bool
 ) -> str | None:
@@ -79,7 +73,8 @@ class Resumption(dict[str, Any]):
         """Take the requests that begin again with the step *scheduled*, before it is computed."""
         self._outputs.clear()
         for new in scheduled.scheduled_new_reqs:
-            if outputs := outputs_of(new):
+            tokens: list[int] = new.prefill_token_ids or []
+            if outputs := tokens[new.prompt_len :]:
                 self._outputs[new.req_id] = outputs
                 if new.sampling_params is not None:
                     new.sampling_params.prompt_logprobs = None  # they have been sent

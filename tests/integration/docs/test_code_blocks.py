@@ -55,6 +55,7 @@ def test_the_code_blocks_of_the_page_run(page: Path, program: str, tmp_path: Pat
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
         "PATH": path,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",  # these would be there nonetheless
     }
     timeout = 1500.0 if _is_vllm(program) else 180.0
     as_tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]

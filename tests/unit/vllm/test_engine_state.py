@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +117,15 @@ import sys
 from phalanx.integrations.vllm import engine_state
 engine_state.serve_states(type("Dead", (Exception,), {}))
 print(engine_state.os.environ["PHALANX_VLLM_STATE"], flush=True)
+print(engine_state.os.environ.get("VLLM_RPC_BASE_PATH"), flush=True)
 sys.stdin.readline()
 """
 
 
 def client(folder: Path) -> subprocess.Popen[str]:
     """Start a client whose temporary files are in *folder*."""
-    others = {key: text for key, text in os.environ.items() if key != "PHALANX_VLLM_STATE"}
+    own = {"PHALANX_VLLM_STATE", "VLLM_RPC_BASE_PATH"}
+    others = {key: text for key, text in os.environ.items() if key not in own}
     return subprocess.Popen(
         [sys.executable, "-c", CLIENT],
         env={**others, "TMPDIR": str(folder)},
@@ -149,3 +154,26 @@ def test_the_folder_of_a_client_that_was_killed_is_removed_by_the_next_and_no_ot
     for each in (living[0], last):
         each.communicate("end\n", timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sockets_of_vllm_go_with_the_folder_of_their_client() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's are too long for sockets
+        living = client(Path(folder))
+        assert living.stdout is not None
+        own, sockets = (Path(living.stdout.readline().strip()) for _ in range(2))
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(sockets / str(uuid.uuid4())))
+
+        living.communicate("end\n", timeout=60)
+
+        assert sockets == own
+        assert list(Path(folder).iterdir()) == []
+
+
+def test_a_folder_whose_name_is_too_long_for_sockets_is_not_theirs(tmp_path: Path) -> None:
+    longest = tmp_path / ("n" * 70)
+    longest.mkdir()
+
+    told, _ = client(longest).communicate("end\n", timeout=60)
+
+    assert told.splitlines()[1:] == ["None"]

@@ -24,7 +24,6 @@ from phalanx.integrations.vllm.worker.resumption import (
     Resumption,
     drop_in_flight,
     obstacle,
-    outputs_of,
     rewindable,
 )
 from phalanx.integrations.vllm.worker.shm_names import marked_address
@@ -105,9 +104,17 @@ def test_without_vllm_the_error_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("nnodes", 2), ("nnodes_within_dp", 2), ("data_parallel_size", 2)]
+    ("field", "value"),
+    [
+        ("nnodes", 2),
+        ("nnodes_within_dp", 2),
+        ("data_parallel_size", 2),
+        ("enable_elastic_ep", True),
+        ("enable_fault_tolerance", True),
+        ("numa_bind", True),
+    ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: int) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(SpecError) as caught:
         check_config(config(**{field: value}))
 
@@ -327,13 +334,6 @@ def test_only_what_cannot_be_continued_exactly_ends(
     )
 
     assert (why is not None) == ends
-
-
-def test_the_tokens_behind_the_prompt_are_those_it_has_generated() -> None:
-    new = SimpleNamespace(prompt_len=3, prefill_token_ids=[1, 2, 3, 40, 50])
-
-    assert outputs_of(new) == [40, 50]
-    assert outputs_of(SimpleNamespace(prompt_len=3, prefill_token_ids=None)) == []
 
 
 # --- a worker that takes requests up --------------------------------------------------------

@@ -64,7 +64,7 @@ def recovery(
 
 def call(recovery: Recovery, method: str | bytes, timeout: float | None = LONG, **how: Any) -> Any:
     options: dict[str, Any] = {"non_block": False, **how}
-    return recovery.call(method, timeout, (1,), {}, None, **options)
+    return recovery.call(method, timeout, (1,), {}, **options)
 
 
 def test_a_call_that_does_not_block_is_replayed_like_any_other() -> None:
@@ -222,7 +222,7 @@ def test_lost_weights_are_set_by_the_hook_before_anything_runs_on_new_workers() 
     assert [(each.epoch, each.methods) for each in news] == [(2, ("update_weights",))]
     sent = [each["args"] for each in group.calls("rpc")]
     assert [each[:2] for each in sent] == [(1, "update_weights"), (2, "set"), (2, "look")]
-    assert sent[1][2:] == ((7,), {"fast": True}, None)
+    assert sent[1][2:] == ((7,), {"fast": True})
     engine.close()
 
 
@@ -268,6 +268,27 @@ def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
             engine.restore()
         gate.set()
         engine.close()
+
+
+def test_a_hook_that_never_returns_holds_up_no_close() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def hook(_: WeightsLost) -> None:
+        begun.set()
+        gate.wait()
+
+    group = Group()
+    engine = recovery(group, Journal(), 6 * LONG, hook)
+    call(engine, "update_weights")
+    group.up()
+    assert begun.wait(LONG)
+
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(LONG)
+
+    assert not closing.is_alive()
+    gate.set()
 
 
 def test_a_callers_timeout_does_not_call_the_hook_twice() -> None:
