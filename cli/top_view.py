@@ -170,14 +170,14 @@ def _group(group: dict[str, Any], name: Text, indent: str) -> Iterator[Row]:
 
 def _node(node: dict[str, Any], name: str) -> Row:
     ranks = ", ".join(map(str, node["ranks"]))
-    about = [f"ranks {ranks}" if ranks else "spare" if node["state"] == "up" else ""]
-    devices = node.get("devices", ())
-    if (silent := node.get("silent_for")) is not None:
-        about.append(f"heard {silent:.1f} s ago")
+    is_spare = not ranks and node["state"] == "up"
+    about = [f"ranks {ranks}" if ranks else "spare" if is_spare else ""]
+    if (age := node.get("beat_age")) is not None:
+        about.append(f"beat {age:.1f} s ago")
     return Text(f"{name} {safe_text(node['host'])}".rstrip()), {
         "STATE": _state(node["state"]),
         "NOW IN": Text(", ".join(filter(None, about)), style="dim"),
-        "DEVICE": Text(f"{len(devices)} GPUs" if len(devices) > 1 else safe_text("".join(devices))),
+        "DEVICE": Text(safe_text(" ".join(node.get("devices", ())))),
     }
 
 

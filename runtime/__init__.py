@@ -54,6 +54,7 @@ from .observe.crash_report import CallInProgress as CallInProgress
 from .observe.crash_report import CrashReport as CrashReport
 from .observe.crash_report import ExitEvidence as ExitEvidence
 from .observe.crash_report import Fate as Fate
+from .observe.crash_report import Lost as Lost
 from .observe.diagnostics import STACKS as STACKS
 from .observe.diagnostics import Vitals as Vitals
 from .observe.diagnostics import describe_threads as describe_threads
@@ -65,6 +66,7 @@ from .observe.events import GroupDown as GroupDown
 from .observe.events import GroupEnded as GroupEnded
 from .observe.events import GroupUp as GroupUp
 from .observe.events import ReportNotWritten as ReportNotWritten
+from .observe.events import ReportWritten as ReportWritten
 from .observe.events import WorkerCrashed as WorkerCrashed
 from .observe.events import WorkerExited as WorkerExited
 from .observe.events import WorkerLabels as WorkerLabels

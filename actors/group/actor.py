@@ -138,9 +138,9 @@ class GroupActor(ProtectedActor):
         if spec.cluster is None:
             self._leases = DeviceLeases(group, self._start_again, self.look_at_devices)
         else:
-            lost, fenced = self._node_lost, self._node_fenced
-            self._places = NodePlaces(group, spec.cluster, self._start_again, lost, fenced)
-            self._leases = self._places
+            self._leases = self._places = NodePlaces(
+                group, spec.cluster, self._start_again, self._node_lost, self._note_fences
+            )
             group.nodes = self._places.nodes
         group.devices = self._leases.status
         self._shutdown = Shutdown(group, self._abandon)
@@ -232,6 +232,7 @@ class GroupActor(ProtectedActor):
 
     def _link_lost(self, worker: Worker, why: str) -> None:
         if not worker.released:
+            worker.is_cut_off = True
             self._shutdown.examine(worker, why)
 
     def _loop_lost(self, cause: str) -> None:
@@ -330,8 +331,10 @@ class GroupActor(ProtectedActor):
         if workers := [worker for worker in lost if worker is not None]:
             self._settle(workers, ExitReason(ExitKind.UNRESPONSIVE, why))
 
-    def _node_fenced(self, node: int, why: str) -> None:
-        self._deaths.fenced(node, why)
+    def _note_fences(self) -> None:
+        """Complete the reports on ranks whose nodes were lost, and are known to run nothing."""
+        if self._places is not None:
+            self._deaths.note_fences(self._places.fences)
 
     def _settle(self, workers: Sequence[Worker], reason: ExitReason) -> None:
         """Have it decided what follows from the end of *workers*, of one cause, and do it."""
@@ -659,6 +662,7 @@ class GroupActor(ProtectedActor):
             self._membership.close,
             self._store.close,
             self._leases.close,
+            self._note_fences,
             self._plane.close,
             self._deaths.close,
             partial(group.callbacks.close, _CALLBACKS),

@@ -26,6 +26,7 @@ from phalanx.runtime import (
     CrashReport,
     ExitEvidence,
     GroupDown,
+    Lost,
     ReportFolder,
     ReportNotWritten,
     WorkerCrashed,
@@ -44,7 +45,7 @@ from phalanx.supervision import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from phalanx.actors.calls.call import Call
     from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
@@ -88,7 +89,8 @@ class EndErrors:
         """Return what *call*, which was not answered, ends in."""
         message = f"{call.name}: {self._message}"
         own = call.reports
-        others = (each for each in self.deaths if all(each is not report for report in own))
+        known = {report.name for report in own}  # one of them may have been completed since
+        others = (each for each in self.deaths if each.name not in known)
         story = (*own, *others)
         error: ExecutorClosed | WorkerDied
         if self.reason is None or not story:
@@ -155,9 +157,12 @@ def report_on(
         decision=decided.text,
         why=decided.why,
     )
-    if isinstance(worker.process, FarProcess):
-        lost = worker.process.node if worker.process.status is None else None
-        return replace(report, host=worker.process.host, lost_node=lost)
+    if worker.is_cut_off:
+        report = replace(report, lost=Lost.LINK)
+    if isinstance(process := worker.process, FarProcess):
+        report = replace(report, host=process.host, node=process.node)
+        if process.is_lost:
+            report = replace(report, lost=Lost.NODE)
     return report
 
 
@@ -351,22 +356,20 @@ class Deaths:
             self._group.clock(),
         )
 
-    def fenced(self, node: int, why: str) -> None:
-        """Complete the reports on what was lost with *node*: nothing of it runs any longer."""
-        for index, report in enumerate(self._reports):
-            if report.lost_node == node:
-                self._reports[index] = replace(report, fenced=why)
-                self._keep(self._reports[index])
-        self._show()
-
     def file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""
         self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
         self._keep(report)
 
-    def _keep(self, report: CrashReport) -> None:
-        if self._folder is not None:
-            self._writer.run(self._write, self._folder, report)
+    def note_fences(self, fences: Mapping[int, str]) -> None:
+        """Complete the reports on ranks of lost nodes: *fences* says how each has been fenced."""
+        for index, report in enumerate(self._reports):
+            fenced = "" if report.node is None else fences.get(report.node, "")
+            if report.lost is Lost.NODE and fenced and not report.fenced:
+                complete = self._reports[index] = replace(report, fenced=fenced)
+                self.last = complete if report is self.last else self.last
+                self._keep(complete)
+        self._show()
 
     def close(self) -> None:
         """Write what is left, as far as there is room; waits for a few seconds at most."""
@@ -374,9 +377,15 @@ class Deaths:
             self._writer.run(self._catch_up, self._folder)
         self._writer.close(_PATIENCE)
 
+    def _keep(self, report: CrashReport) -> None:
+        """Have *report* written soon, in place of an earlier one on the same death."""
+        if self._folder is not None:
+            self._writer.run(self._write, self._folder, report)
+
     # --- on the writer's thread ---------------------------------------------------------
 
     def _write(self, folder: ReportFolder, report: CrashReport) -> None:
+        self._unwritten = [each for each in self._unwritten if each.name != report.name]
         self._catch_up(folder)
         told = folder.write(report)
         if isinstance(told, ReportNotWritten):

@@ -47,6 +47,7 @@ class Worker:
         asked: A stop was requested, so its exit is no failure.
         forced: Whether that was by force: the calls that it runs are ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.
+        is_cut_off: Its link was lost, for which it is being killed.
         broken: What happened to its device, or its process group, or how it failed to be re-formed,
             for which it is being killed; empty otherwise.
         out_of_step: It is being ended so that the group can be formed anew.
@@ -79,6 +80,7 @@ class Worker:
     asked: bool = False
     forced: bool = False
     hung: str = ""
+    is_cut_off: bool = False
     broken: str = ""
     out_of_step: bool = False
     killed_at: float = 0.0

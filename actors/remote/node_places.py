@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.cluster import NodeAwaited, NodeFenced, NodePool
+from phalanx.cluster import NodeAwaited, NodePool
 from phalanx.runtime import Lease, StrangerRefused
 from phalanx.supervision import NoNode
 
@@ -33,11 +33,12 @@ class NodePlaces:
     Args:
         retry: Called with a start that is to ask for its places again.
         lost: Called with the ranks of a node that is lost, their incarnations, and why.
-        fenced: Called with a lost node of which nothing runs any longer, and what says so.
+        fenced: Called when one more node that was lost is in `fences`.
 
     Attributes:
         pool: The nodes.
         gpus: How many GPUs each rank gets, or which part of one; 0 for none.
+        fences: How it is known of lost nodes that nothing of them runs, by their numbers.
     """
 
     def __init__(
@@ -46,13 +47,14 @@ class NodePlaces:
         options: ClusterOptions,
         retry: Callable[[StartRanks], None],
         lost: Callable[[Mapping[int, int], str], None],
-        fenced: Callable[[int, str], None],
+        fenced: Callable[[], None],
     ) -> None:
         self._group = group
         self._options = options
         self._retry = retry
         self._lost = partial(group.post, lost)
         self._fenced = partial(group.post, fenced)
+        self.fences: dict[int, str] = {}
         spec, runtime = group.spec, group.runtime
         self.gpus = 0.0 if spec.devices.names == "cpu" else spec.devices.per_rank
         self.pool = NodePool(
@@ -174,6 +176,11 @@ class NodePlaces:
         """See `PoolEvents`."""
         self._lost(ranks, why)
 
+    def fenced(self, node: int, why: str) -> None:
+        """See `PoolEvents`."""
+        self.fences[node] = why
+        self._fenced()
+
     def changed(self) -> None:
         """See `PoolEvents`."""
         self._group.post(self._ask_again)
@@ -190,5 +197,3 @@ class NodePlaces:
     def happened(self, event: LoggedEvent) -> None:
         """See `PoolEvents`."""
         self._group.publish(event)
-        if isinstance(event, NodeFenced):
-            self._fenced(event.node, event.why)

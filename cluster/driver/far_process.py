@@ -34,6 +34,7 @@ class FarProcess:
         host: The name of the machine.
         pid: Its number there.
         device: The UUIDs of its GPUs, or ``cpu``.
+        is_lost: Whether its node was lost, and it with that.
         broken: What happened to those, for which its node has killed it; empty for nothing.
         status: How it ended; None while it lives, or if its node was lost.
         last_words: The traceback of its last exception, or the stacks of a fatal signal.
@@ -57,6 +58,7 @@ class FarProcess:
     ) -> None:
         self.node, self.host, self.pid, self.label = node, host, pid, label
         self.device = device
+        self.is_lost = False
         self.broken = ""
         self.rank, self.incarnation = rank, incarnation
         self.status: ExitEvidence | None = None
@@ -134,4 +136,5 @@ class FarProcess:
 
     def lost(self) -> None:
         """Note that its node is lost, and nothing more is heard of it."""
+        self.is_lost = True
         self._ended.set()

@@ -13,6 +13,7 @@ import itertools
 import math
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.cluster.link.messages import Greeting, Message
-    from phalanx.cluster.nodes.decide import Node
     from phalanx.runtime import EventLoop, Launcher, LoggedEvent
 
     from .options import ClusterOptions
@@ -60,6 +60,9 @@ class PoolEvents(Protocol):
 
     def lost(self, ranks: Mapping[int, int], why: str) -> None:
         """A node is lost, and with it these incarnations of these ranks."""
+
+    def fenced(self, node: int, why: str) -> None:
+        """A node that was lost is known to run nothing any longer, and by what."""
 
     def changed(self) -> None:
         """Nodes have joined, been fenced, or recovered: ask again for places."""
@@ -228,20 +231,22 @@ class NodePool:
         if owner is None:
             return ()
         with self._changed:
-            return tuple(self._info(node) for node in owner.nodes.nodes)
-
-    def _info(self, node: Node) -> NodeInfo:
-        greeting = self._greetings.get(node.number)
-        running = [each for each in self._processes.values() if each.node == node.number]
-        return NodeInfo(
-            node.number,
-            self._host(node.number),
-            str(node.state),
-            tuple(sorted(rank for rank, at in self._at.items() if at == node.number)),
-            devices=tuple(dict.fromkeys(each.device for each in running)),
-            silent_for=max(0.0, self._loop.time() - node.heard_at) if node.machine else None,
-            place="" if greeting is None else greeting.place,
-        )
+            now, leased = self._loop.time(), defaultdict[int, dict[str, None]](dict)
+            for process in self._processes.values():
+                if process.device != "cpu":
+                    leased[process.node] |= dict.fromkeys(process.device.split(","))
+            return tuple(
+                NodeInfo(
+                    node.number,
+                    self._host(node.number),
+                    str(node.state),
+                    tuple(sorted(r for r, at in self._at.items() if at == node.number)),
+                    "" if (known := self._greetings.get(node.number)) is None else known.place,
+                    devices=tuple(sorted(leased[node.number])),
+                    beat_age=max(0.0, now - node.heard_at) if node.heard_at else None,
+                )
+                for node in owner.nodes.nodes
+            )
 
     # --- launches ---------------------------------------------------------------------------
 
@@ -376,6 +381,7 @@ class NodePool:
         """See `NodeListener`."""
         if number in self._lost:
             self._happened(partial(NodeFenced, why=why), number)
+            self._events.fenced(number, why)
         with self._changed:
             self._lost.discard(number)
             self._greetings.pop(number, None)

@@ -41,6 +41,14 @@ class Fate(StrEnum):
     KEPT = "kept"
 
 
+class Lost(StrEnum):
+    """What was lost with a death: the process of the rank, the link to it, or all of its node."""
+
+    RANK = "rank"
+    LINK = "link"
+    NODE = "node"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallInProgress:
     """The call that a worker was running when it died.
@@ -190,6 +198,7 @@ SCHEMA: Final = "phalanx.crash_report/1"
 _KNOWN: Final = ("timestamp", "level", "event", "group", "rank", "incarnation", "epoch", "pid")
 _BRIEF: Final = 2000  # characters; five such texts, fully escaped, fit into one log record
 _BRIEF_CALLS: Final = 10
+_UNFENCED: Final = "its own last word, that of what started it, or the end of its lease is awaited"
 _MOST_CALLS: Final = 100  # in a report; a queue is rarely that long
 
 
@@ -208,11 +217,13 @@ class CrashReport:
         waiting: How many more calls had not been sent, and wait.
         checkpoint: The state that the next incarnation is given; empty if there is none.
         driver: The process that held the group.
-        lost_node: The number of its node, if that was lost and the worker with it.
-        fenced: What says that nothing of that node runs any longer; empty until something does.
         at: When it was known dead, wall clock, ISO 8601 with zone.
         at_monotonic: The same on the monotonic clock of the driver, in seconds.
         ran_for: Seconds since it was started; None if unknown.
+        host: The machine that it was on.
+        lost: What was lost; if it is the link, the process was killed for that.
+        node: The number of its node on a cluster; None elsewhere.
+        fenced: How it is known that nothing of a lost node runs any longer; empty until it is.
     """
 
     child: str
@@ -241,7 +252,8 @@ class CrashReport:
     checkpoint: str = ""
     host: str = ""
     driver: int | None = None
-    lost_node: int | None = None
+    lost: Lost = Lost.RANK
+    node: int | None = None
     fenced: str = ""
 
     @classmethod
@@ -315,8 +327,8 @@ class CrashReport:
             "then": self._story(),
             "calls": _describe_calls(self.calls, self.waiting),
             "state": self.checkpoint,
+            "lost": self._lost(),
             "evidence": str(self.evidence),
-            "node": self._node(),
             "process": self._process(),
             "when": self.at,
         }
@@ -340,12 +352,16 @@ class CrashReport:
             return "nothing decided yet"
         return f"{self.decision}, because {self.why}" if self.why else self.decision
 
-    def _node(self) -> str:
-        if self.lost_node is None:
-            return ""
-        if not self.fenced:
-            return "what is left of it may run until its lease is over"
-        return f"nothing of it runs any longer: {self.fenced}"
+    def _lost(self) -> str:
+        match self.lost:
+            case Lost.RANK:
+                return "" if self.node is None else f"the rank alone, on node {self.node}"
+            case Lost.LINK:
+                return "the link to it, for which it was killed"
+            case Lost.NODE:
+                yet = f"not yet fenced: {_UNFENCED}"
+                known = f"fenced: {self.fenced}" if self.fenced else yet
+                return f"node {self.node}, with all of its ranks; {known}"
 
     def _process(self) -> str:
         parts = [f"pid {self.pid}" if self.pid else "no process", f"epoch {self.epoch}"]

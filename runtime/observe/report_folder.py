@@ -100,7 +100,10 @@ class ReportFolder:
         return cls.of(VARIABLE, named) if named else None
 
     def write(self, report: CrashReport) -> ReportWritten | ReportNotWritten:
-        """Write *report* to a file of its own; an `OSError` is returned as an event."""
+        """Write *report* to a file of its own, over an earlier one on the same death.
+
+        An `OSError` is returned as an event.
+        """
         try:
             path = self._write(report)
         except OSError as error:

@@ -78,18 +78,19 @@ class NodeInfo:
         state: ``"asked"``, ``"joining"``, ``"up"``, ``"suspect"``, ``"aside"``, ``"lost"`` or
             ``"leaving"``.
         ranks: Those that are on it; none on a spare.
-        devices: What they run on: UUIDs of GPUs, or ``cpu``.
-        silent_for: Seconds since it was last heard; None while it has not joined.
         place: The mark in the environment of its processes; empty while it has not joined.
+        devices: The UUIDs of the GPUs that its ranks have leased.
+        beat_age: Seconds since its last beat of which the driver knows, which hears of beats once
+            in half a second; None before the first.
     """
 
     node: int
     host: str
     state: str
     ranks: tuple[int, ...]
-    devices: tuple[str, ...] = ()
-    silent_for: float | None = field(default=None, compare=False)
     place: str = ""
+    devices: tuple[str, ...] = ()
+    beat_age: float | None = field(default=None, compare=False)
 
 
 CALL_SECONDS = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)

@@ -19,14 +19,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.support.node_engine import LocalNodes
 from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo, Late
 
-from phalanx.actors import WorkerContext
+from phalanx.actors import Executor, Launch, WorkerContext
 from phalanx.actors.calls.call import Shape
 from phalanx.actors.observe.tracing import GroupTrace
-from phalanx.runtime import CrashReport, GroupUp, WorkerCrashed, WorkerLabels
+from phalanx.runtime import CrashReport, GroupUp, Runtime, WorkerCrashed, WorkerLabels
 from phalanx.supervision import ExitKind, ExitReason, Intensity, Strategy
 
 GATE = f"{tempfile.gettempdir()}/gate-{os.getpid()}"
@@ -381,3 +382,33 @@ with Runtime(console=None, stream=False) as runtime:
     done = run_python("-c", code, cwd=Path(__file__).parents[3])
 
     assert (done.returncode, done.stdout) == (0, "[[]] []\n"), done.stderr
+
+
+def test_the_spans_of_ranks_on_several_nodes_are_children_of_their_call(
+    runtime: Runtime, spans: InMemorySpanExporter, path: Path
+) -> None:
+    cluster = LocalNodes(ranks_per_node=1, node_timeout=LONG)
+    given: dict[str, Any] = {"cluster": cluster, "devices": "cpu", "launch": Launch(preload=())}
+    with Executor(Traced, 2, args=(str(path),), runtime=runtime, **given) as ex:
+        with trace.get_tracer("mine").start_as_current_span("request") as request:
+            assert ex.collective_rpc("echo", LONG, (1,)) == [1, 1]
+            inner = ex.collective_rpc("inner", LONG)
+        nodes = {rank: node.node for node in ex.status().nodes for rank in node.ranks}
+        start = awaited(spans, "Traced start")
+
+    trace_id = request.get_span_context().trace_id
+    assert len(set(nodes.values())) == 2
+    assert inner == [trace_id] * 2
+    about_calls = {call.name: call.get_span_context() for call in calls(spans)}
+    ranks = [each for each in served(path) if each["name"].startswith("Traced/")]
+    assert sorted((each["name"], each["attributes"]["phalanx.rank"]) for each in ranks) == [
+        (name, rank) for name in ("Traced/echo", "Traced/inner") for rank in (0, 1)
+    ]
+    for each in ranks:
+        above = about_calls[each["name"]]
+        assert above is not None
+        assert each["context"]["trace_id"] == hexed(trace_id)
+        assert each["parent_id"] == f"0x{above.span_id:016x}"
+    own = {each["parent_id"] for each in served(path) if each["name"] == "inner"}
+    assert own == {each["context"]["span_id"] for each in ranks if each["name"] == "Traced/inner"}
+    assert start.status.status_code is StatusCode.UNSET

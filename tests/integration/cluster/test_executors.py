@@ -34,6 +34,7 @@ from phalanx.errors import (
     WorkerDied,
 )
 from phalanx.runtime import (
+    Lost,
     Observer,
     ReportFolder,
     Runtime,
@@ -291,9 +292,10 @@ def test_observers_see_the_nodes_and_what_is_on_them() -> None:
                 (seen,) = first_picture(observer, driver, LONG).groups
 
             told = [(each["node"], each["state"], tuple(each["ranks"])) for each in seen["nodes"]]
+            ages = [each["beat_age"] for each in seen["nodes"]]
+            assert all(0.0 <= age < TIMEOUT for age in ages), ages
+            assert [each["devices"] for each in seen["nodes"]] == [[], [], []]
             assert told == [(each.node, each.state, each.ranks) for each in group.status().nodes]
-            assert all(each["devices"] == ["cpu"] * bool(each["ranks"]) for each in seen["nodes"])
-            assert all(0.0 <= each["silent_for"] < LONG for each in seen["nodes"])
             assert {rank["host"] for rank in seen["ranks"]} == {os.uname().nodename}
             assert {rank["rss_bytes"] for rank in seen["ranks"]} == {None}  # of another machine
 
@@ -325,37 +327,38 @@ def test_a_node_that_is_lost_counts_as_one_restart_of_one_epoch(
     wait_until(lambda: [event.node for event in made.of(NodeFenced)] == [victim])
 
 
-def test_reports_of_a_lost_node_say_how_it_was_fenced(
-    nodes: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_report_of_a_lost_node_is_completed_when_that_is_fenced(
+    nodes: Make, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PHALANX_REPORT_DIR", str(tmp_path))
-    made = nodes(spare_nodes=1)
-    group, victim, folder = made.group, made.node_of(2), ReportFolder(tmp_path)
-    with pytest.raises(WorkerDied):
-        group.collective_rpc("kill_self", args=(0,))
-    group.collective_rpc("rank", retries=3)
-    cut_short = group.collective_rpc("gated", args=(str(tmp_path / "gate"),), non_block=True)
+    made = nodes(spare_nodes=1, policy=RestartPolicy(report_dir=tmp_path))
+    group, victim = made.group, made.node_of(2)
 
-    made.lose(victim)
+    made.freeze(victim)
     with pytest.raises(WorkerDied) as died:
-        cut_short.result(LONG)
+        group.collective_rpc("rank", timeout=LONG)
 
-    def complete() -> bool:
-        return [bool(each.fenced) for each in group.status().reports] == [False, True, True]
+    told = died.value.report
+    assert (told.lost, told.node, told.fenced) == (Lost.NODE, victim, "")
+    assert f"node {victim}, with all of its ranks; not yet fenced" in told.render()
+    wait_until(lambda: all(report.fenced for report in group.status().reports))
+    assert {report.fenced for report in group.status().reports} == {made.of(NodeFenced)[0].why}
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
+    group.close()  # which writes what is left
+    files = [file.report for file in ReportFolder.at(tmp_path).read()]
+    assert {report and (report.rank, report.fenced) for report in files} == {
+        (rank, made.of(NodeFenced)[0].why) for rank in (2, 3)
+    }
+    assert len(files) == 2
 
-    wait_until(complete)
-    (fenced,) = made.of(NodeFenced)
-    own, *lost = group.status().reports
-    assert own.lost_node is None
-    assert [(each.lost_node, each.fenced) for each in lost] == [(victim, fenced.why)] * 2
-    assert f"nothing of it runs any longer: {fenced.why}" in lost[0].render()
-    assert "may run until its lease is over" in died.value.report.render()
-    wait_until(
-        lambda: (
-            sorted(file.report.fenced for file in folder.read() if file.report)
-            == (sorted(each.fenced for each in (own, *lost)))
-        )
-    )
+
+def test_the_report_of_a_rank_on_a_node_that_goes_on_says_so(nodes: Make) -> None:
+    made = nodes(size=2)
+
+    kill(made.group.ranks[1].pid or 0)
+    assert made.group.collective_rpc("rank", retries=3) == [0, 1]
+
+    report = made.group.status().reports[0]
+    assert (report.lost, report.node, report.fenced) == (Lost.RANK, made.node_of(1), "")
 
 
 def test_a_group_waits_for_a_machine_in_place_of_a_lost_one(nodes: Make) -> None:
@@ -391,6 +394,21 @@ def test_a_first_start_without_machines_fails_with_the_reason(nodes: Make) -> No
         nodes(size=4, engine_options={"slots": 1}, node_wait=2.0)
 
     assert isinstance(failed.value.__cause__, NoNode)
+
+
+def test_the_age_of_the_last_beat_of_a_silent_node_grows(nodes: Make) -> None:
+    made = nodes(size=2, node_timeout=LONG)
+    (victim,) = made.group.status().nodes
+
+    stopped = list(made.processes(victim.node))
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: (made.group.status().nodes[0].beat_age or 0.0) > 2.0)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+
+    wait_until(lambda: (made.group.status().nodes[0].beat_age or LONG) < 2.0)
+    assert made.group.collective_rpc("rank") == [0, 1]
 
 
 def test_a_silent_node_is_lost_at_its_timeout_and_nothing_runs_twice(nodes: Make) -> None:

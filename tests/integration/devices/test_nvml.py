@@ -358,7 +358,9 @@ def test_ranks_on_nodes_get_gpus_of_their_own_and_keep_them_over_a_death(
         os.kill(group.ranks[1].pid or 0, signal.SIGKILL)
         after = group.collective_rpc(seen, retries=3)
         devices = [rank.device for rank in group.ranks]
+        leased = [node.devices for node in group.status().nodes]
 
+    assert leased == [("GPU-aaaa", "GPU-bbbb")] * 2
     assert before == [(name, "cuda:0") for name in ("GPU-aaaa", "GPU-bbbb") * 2]
     assert after == before
     assert devices == ["GPU-aaaa", "GPU-bbbb"] * 2

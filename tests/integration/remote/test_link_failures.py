@@ -25,7 +25,7 @@ from tests.support.relayed_links import (
 
 from phalanx import Launch, Limits, Strategy
 from phalanx.errors import CallTimeout, WorkerDied
-from phalanx.runtime import Zmq
+from phalanx.runtime import Lost, Zmq
 from phalanx.runtime.linux import procfs
 
 LONG = 30.0
@@ -47,8 +47,9 @@ def test_every_rank_beside_a_killed_relay_is_replaced(
 
     os.kill(processes_of(ex, "/relay")[0], signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match="its link was lost"):
+    with pytest.raises(WorkerDied, match="its link was lost") as died:
         call.result(LONG)
+    assert died.value.report.lost is Lost.LINK
     (tmp_path / "gate").touch()
     wait_healed(ex)
     assert [info.incarnation for info in ex.ranks] == [2, 2]

@@ -19,6 +19,7 @@ from phalanx.runtime.observe.crash_report import (
     CrashReport,
     ExitEvidence,
     Fate,
+    Lost,
 )
 from phalanx.runtime.observe.events import WorkerCrashed, WorkerLabels
 from phalanx.runtime.observe.log_channel import encode_record
@@ -238,3 +239,25 @@ def test_retries_that_do_not_run_out_are_not_counted() -> None:
     again = CallFate(method="advance", call_id=12, fate=Fate.SENT_AGAIN, retries_left=(1 << 30) - 1)
 
     assert str(again) == "advance (call 12)"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, ""),
+        ({"node": 2}, "the rank alone, on node 2"),
+        ({"lost": Lost.LINK}, "the link to it"),
+        ({"lost": Lost.NODE, "node": 2}, "node 2, with all of its ranks; not yet fenced"),
+        ({"lost": Lost.NODE, "node": 2, "fenced": "its last word"}, "fenced: its last word"),
+    ],
+)
+def test_a_report_says_which_of_rank_link_and_node_was_lost(
+    given: dict[str, Any], told: str
+) -> None:
+    whole = report(**given)
+
+    lines = [line for line in whole.render().splitlines() if line.startswith("  lost ")]
+
+    assert CrashReport.from_json(whole.to_json()) == whole
+    assert len(lines) == bool(told)
+    assert told in "".join(lines)

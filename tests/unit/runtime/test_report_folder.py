@@ -7,11 +7,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from tests.support.programs import run_program
 
-from phalanx.runtime.observe.crash_report import CrashReport
+from phalanx.runtime.observe.crash_report import CrashReport, Lost
 from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten, WorkerLabels
 from phalanx.runtime.observe.report_folder import ReportFolder, read_report
 from phalanx.supervision import ExitKind, ExitReason, SpecError
@@ -183,3 +184,13 @@ def test_reports_of_the_same_moment_do_not_replace_each_other(tmp_path: Path) ->
     written(folder, replace(report(), pid=4712))
 
     assert len(list(folder.read())) == 2
+
+
+def test_a_report_that_is_completed_replaces_the_one_before(tmp_path: Path) -> None:
+    folder = ReportFolder(tmp_path)
+    path = written(folder, report())
+    complete = replace(report(), lost=Lost.NODE, node=2, fenced="its last word")
+
+    assert folder.write(complete) == ReportWritten(path=str(path), at=ANY)
+
+    assert [(each.path, each.report) for each in folder.read()] == [(path, complete)]
