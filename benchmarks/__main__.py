@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "rpc": ("rpc.command", "how long a call takes, beside what a user could use instead"),
+    "profile": ("rpc.profile", "how much of a call each of its steps takes"),
     "metrics": ("rpc.metrics", "what metrics for Prometheus cost a call"),
     "recovery": ("recovery", "how long a group is gone when a rank is killed"),
     "kill": ("kill.scenarios", "what becomes of calls and machines when something is killed"),

@@ -136,6 +136,7 @@ from .wire.packet_header import BUNDLE_LIMIT as BUNDLE_LIMIT
 from .wire.packet_header import EVERY_RANK as EVERY_RANK
 from .wire.packet_header import Flag as Flag
 from .wire.packet_header import Kind as Kind
+from .wire.packet_header import inline_limit as inline_limit
 from .wire.progress_page import ProgressPage as ProgressPage
 from .wire.progress_page import withdraw as withdraw
 from .wire.remote_exception import RemoteFailure as RemoteFailure

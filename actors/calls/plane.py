@@ -24,6 +24,7 @@ from phalanx.actors.signals.interrupts import uninterrupted
 from phalanx.actors.spec.results import Outcome, OutcomeKind
 from phalanx.runtime import (
     ARENA_IDLE,
+    BUNDLE_LIMIT,
     Arena,
     Arrival,
     Flag,
@@ -32,6 +33,7 @@ from phalanx.runtime import (
     OwnedLock,
     Payload,
     called_from_inside,
+    inline_limit,
     occupied,
 )
 from phalanx.supervision import RuntimeFault
@@ -80,6 +82,7 @@ class CallPlane:
         holds: How many reasons there are to send no new call: pauses, and ranks out of step.
         meter: Counts calls by outcome; None until an observer asks.
         wait: `Reader.wait`.
+        inline_limit: Bytes of arguments that travel in the packets of a call.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class CallPlane:
         self.lock = OwnedLock(*inner, loop.is_inside, *locked)
         self._snapshots = snapshots
         self._spins = spins
+        self._is_near = poller is None
+        self._fit(size)
         self._on_end = on_end
         self._queue = CallQueue(size, depth)
         self._table = table = RankTable(size)
@@ -144,12 +149,16 @@ class CallPlane:
         self._reader.close()
         _locks.remove(self.lock.is_mine)
 
+    def _fit(self, size: int) -> None:
+        """Set `inline_limit` for *size* ranks; to ranks elsewhere a large body travels once."""
+        self.inline_limit = inline_limit(size) if self._is_near else BUNDLE_LIMIT
+
     # --- callers: before a call -----------------------------------------------------------
 
     @uninterrupted
     def pack(self, encoded: Encoded) -> Payload:
         """Copy large buffers of *encoded* for this group's ranks, or raise `MessageTooLarge`."""
-        return Payload.of(encoded, self.arena)
+        return Payload.of(encoded, self.arena, self.inline_limit)
 
     def check_may_enter(self, what: str, *, waits: bool) -> None:
         """Raise `WouldDeadlock` if *what* interrupts the plane's own code on this thread.
@@ -379,6 +388,7 @@ class CallPlane:
         """
         with self.lock.asked():
             misfits = self._queue.expect(size)
+            self._fit(size)
             show()
             for call in misfits:
                 self.settle(call, call.misfit(size))

@@ -128,9 +128,11 @@ class Sender:
         packet = call_packet(payload, flags, self.epoch, wire, self.round, extra)
         file = payload.file
         extent = payload.extent
+        more = payload.rest
         if (
             len(slots[0].sent) > _PLENTY
             and file is None
+            and not more
             and call.stream is None
             and slots is self._table.all
             and _are_busy(slots, _PLENTY)
@@ -152,7 +154,7 @@ class Sender:
                     if extent is not None:
                         extent.lend(channel.borrower)
                     try:
-                        if not channel.send(packet, file):
+                        if not channel.send(packet, file, more):
                             self._reader.want_to_write(channel.fileno(), on=True)
                     except OSError as error:
                         payload.take_back(channel.borrower)

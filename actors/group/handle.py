@@ -513,9 +513,9 @@ class Group:
             for args, kwargs in each:
                 what = (method, args, kwargs)
                 try:
-                    encoded = encode(
-                        what if span is None else (*what, span.carrier), f"the arguments of {name}"
-                    )
+                    whole = what if span is None else (*what, span.carrier)
+                    limit = self.plane.inline_limit
+                    encoded = encode(whole, f"the arguments of {name}", limit)
                 except NotPicklable as error:
                     raise culprit(name, args, kwargs, error) from error.__cause__
                 payloads.append(self.plane.pack(encoded))

@@ -18,7 +18,8 @@ class Memcpy(Contestant):
     def version(self) -> str:
         return "libc"
 
-    def payload(self, size: int) -> Any:
+    def payload(self, form: str, size: int) -> Any:
+        del form
         # Written once: a page that nobody has touched costs a fault and not a copy.
         self._target = ctypes.create_string_buffer(b"\1" * size, size)
         return ctypes.create_string_buffer(b"\1" * size, size)

@@ -51,7 +51,7 @@ class PhalanxGroup(protocol.Contestant):
     def pids(self) -> list[int]:
         return [info.pid or 0 for info in self._executor.ranks]
 
-    def payload(self, size: int) -> Any:
+    def tensor(self, size: int) -> Any:
         torch = import_module("torch")  # by name: its types are partly unknown
         return torch.ones(size // 8, dtype=torch.int64)
 

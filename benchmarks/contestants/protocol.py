@@ -17,10 +17,85 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from typing import IO, Any
 
 CRASH = "PHALANX_BENCH_CRASH"
 _EVERY = 0.01  # seconds between attempts to call a group that does not work
+
+
+_REQUESTS = 64
+_NEW, _PROMPT, _BLOCKS = 4, 512, 32  # requests that have just come, with so many tokens and blocks
+STRUCTURE_BYTES = 16 << 10  # about as many as the pickle of `scheduler_output` has
+
+
+@dataclass
+class NewRequest:
+    """A request that its worker does not know yet, as in vLLM's ``NewRequestData``."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling: dict[str, Any]
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+@dataclass
+class CachedRequests:
+    """What has changed of the others, as in vLLM's ``CachedRequestData``."""
+
+    req_ids: list[str]
+    resumed_req_ids: set[str]
+    new_token_ids: list[list[int]]
+    new_block_ids: list[tuple[list[int], ...] | None]
+    num_computed_tokens: list[int]
+    num_output_tokens: list[int]
+
+
+@dataclass
+class SchedulerOutput:
+    """What a step of vLLM's scheduler sends to its workers."""
+
+    scheduled_new_reqs: list[NewRequest]
+    scheduled_cached_reqs: CachedRequests
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    num_common_prefix_blocks: list[int]
+    finished_req_ids: set[str]
+    free_encoder_mm_hashes: list[str]
+    grammar_bitmask: Any
+
+
+def scheduler_output() -> SchedulerOutput:
+    """Return a step with 64 requests, four of which are new."""
+    import numpy as np  # noqa: PLC0415  # not every contestant's environment has it
+
+    names = [f"cmpl-{number:032x}-0" for number in range(_REQUESTS)]
+    old = names[_NEW:]
+    sampling = {"temperature": 0.7, "top_p": 0.95, "top_k": 50, "max_tokens": 512, "stop": ["END"]}
+    tokens = [number * 37 % 128_000 for number in range(_PROMPT)]
+    return SchedulerOutput(
+        [
+            NewRequest(name, tokens[:], sampling, (list(range(_BLOCKS)),), 0)
+            for name in names[:_NEW]
+        ],
+        CachedRequests(
+            old,
+            set(old[:2]),
+            [[number] for number in range(len(old))],
+            [([number * 5 + 1000],) if number % 16 == 0 else None for number in range(len(old))],
+            [number * 11 + 300 for number in range(len(old))],
+            [number + 20 for number in range(len(old))],
+        ),
+        {name: _PROMPT if name in names[:_NEW] else 1 for name in names},
+        _NEW * _PROMPT + len(old),
+        {name: [1, 2, 3] for name in old[:8]},
+        [2],
+        set(names[-2:]),
+        [],
+        np.arange(_REQUESTS * 8, dtype=np.int32).reshape(_REQUESTS, 8),
+    )
 
 
 class Contestant:
@@ -48,8 +123,14 @@ class Contestant:
         """Return the process without which the others make no sense."""
         return os.getpid()
 
-    def payload(self, size: int) -> Any:
-        """Return *size* bytes in the form in which this contestant sends them fastest."""
+    def payload(self, form: str, size: int) -> Any:
+        """Return what is sent: *size* bytes, or a scheduler's message."""
+        if form == "structure":
+            return scheduler_output()
+        return b"\1" * size if form == "bytes" else self.tensor(size)
+
+    def tensor(self, size: int) -> Any:
+        """Return *size* bytes of numbers, of the type that this contestant sends fastest."""
         import numpy as np  # noqa: PLC0415  # not every contestant's environment has it
 
         return np.ones(size // 8, np.int64)
@@ -110,6 +191,14 @@ class Echo:
     def nothing(self, _value: Any = None) -> None:
         """Do nothing."""
 
+    def keep(self, value: Any) -> None:
+        """Keep *value* for `kept`."""
+        self._value = value
+
+    def kept(self) -> Any:
+        """Return what was kept."""
+        return self._value
+
     def read(self, value: Any) -> int:
         """Read every byte of *value*."""
         return int(value.sum())
@@ -167,7 +256,8 @@ class _Turns:
         self._contestant = contestant
         self._answers = answers
         self._is_open = False
-        self._args: dict[int, tuple[Any, ...]] = {}
+        self._args: dict[tuple[str, int], tuple[Any, ...]] = {}
+        self._kept: tuple[str, int] | None = None
 
     def say(self, answer: dict[str, Any]) -> None:
         self._answers.write(json.dumps(answer) + "\n")
@@ -191,9 +281,22 @@ class _Turns:
             self._contestant.close()
 
     def call(
-        self, method: str, size: int, times: int, seconds: float, least: int = 3
+        self,
+        method: str,
+        size: int,
+        *,
+        times: int,
+        seconds: float,
+        least: int = 3,
+        form: str = "tensor",
+        back: bool = False,
     ) -> dict[str, Any]:
-        args = self._of_size(size)
+        args = self._of(form, size)
+        if back:
+            if self._kept != (form, size):
+                self._contestant.call("keep", *args)
+                self._kept = (form, size)
+            method, args = "kept", ()
         return {"ns": self._contestant.many(method, args, times, seconds, least)}
 
     def pipeline(self, times: int, window: int) -> dict[str, Any]:
@@ -228,7 +331,8 @@ class _Turns:
     def pids(self) -> dict[str, Any]:
         return {"pids": self._contestant.pids()}
 
-    def _of_size(self, size: int) -> tuple[Any, ...]:
-        if size not in self._args:
-            self._args[size] = (self._contestant.payload(size),) if size else ()
-        return self._args[size]
+    def _of(self, form: str, size: int) -> tuple[Any, ...]:
+        what = (form, size)
+        if what not in self._args:
+            self._args[what] = (self._contestant.payload(form, size),) if size else ()
+        return self._args[what]

@@ -108,7 +108,7 @@ class VllmQueue(Contestant):
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def payload(self, size: int) -> Any:
+    def tensor(self, size: int) -> Any:
         import torch  # noqa: PLC0415  # the queue has a way of its own for tensors
 
         return torch.ones(size // 8, dtype=torch.int64)

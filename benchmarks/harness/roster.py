@@ -47,6 +47,13 @@ ENTRIES = (
     Entry(OURS, "phalanx", "this project: Executor.collective_rpc, default settings"),
     Entry("phalanx-tcp", "phalanx", 'the same, transport="zmq"', "tcp", on_demand=True),
     Entry("phalanx-ipc", "phalanx", "the same, transport=Zmq(ipc=True)", "ipc", on_demand=True),
+    Entry(
+        "phalanx-before",
+        "phalanx",
+        "another installation of phalanx, which --peer-env phalanx=PATH names",
+        environment="phalanx",
+        on_demand=True,
+    ),
     Entry(COPY, "memcpy", "one copy of the same bytes between two warm buffers of a process"),
     Entry("pyzmq", "pyzmq", "ROUTER and DEALERs over ipc, with pickle"),
     Entry("pipe", "pipe", "one multiprocessing.Pipe for each rank"),

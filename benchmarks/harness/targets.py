@@ -1,7 +1,8 @@
 """`Verdict`: a figure held against a target.
 
-Guarantees: a target is met when the interval of the figure reaches it, or where that is asked for,
-when all of the interval does; what was not measured is neither met nor missed, and says why.
+Guarantees: an upper limit is met when the interval of the figure reaches it, or where that is asked
+for, when all of the interval does; a lower limit when all of it does; what was not measured is
+neither met nor missed, and says why.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def at_most(
 
 
 def at_least(what: str, found: Samples | None, limit: float, why: str = "") -> Verdict:
-    """Hold *found* against what it has to be at least."""
+    """Hold *found* against what it has to be at least, with all of its interval."""
     if found is None:
         return Verdict(what, limit, why=why)
-    state: Literal["met", "missed"] = "met" if found.high >= limit else "missed"
+    state: Literal["met", "missed"] = "met" if found.low >= limit else "missed"
     return Verdict(what, limit, found.median, found.low, found.high, state)

@@ -73,7 +73,7 @@ class Environments:
         self._named: dict[str, str] = {}
         for each in named:
             name, _, path = each.partition("=")
-            if name not in RECIPES:
+            if name not in (*RECIPES, "phalanx"):  # of another version, not to be installed
                 raise SpecError("peer-env", each, f"write NAME=PATH; names: {', '.join(RECIPES)}")
             python = _python_of(Path(path).expanduser())
             if python is None:
@@ -85,7 +85,8 @@ class Environments:
         if name in self._named:
             return self._named[name]
         found = _python_of(folder() / name)
-        if found is None and find_spec(RECIPES[name].module) is not None:
+        module = RECIPES[name].module if name in RECIPES else name
+        if found is None and find_spec(module) is not None:
             return sys.executable
         return found
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.harness.arguments import (
     add_json,
@@ -22,13 +22,19 @@ from benchmarks.harness.venvs import Environments
 from phalanx.supervision import SpecError
 
 from . import plot
-from .run import Plan, RpcRun
+from .run import FORMS, Plan, RpcRun
 from .table import text, values
 
-if TYPE_CHECKING:
-    import argparse
-
 _PICTURE = "phalanx-rpc.png"
+_MESSAGES = Plan(
+    ranks=(1, 4, 8),
+    sizes=(0, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20),
+    forms=FORMS,
+    back=True,
+    seconds=0.05,
+    rest=0.0,
+    growth=False,
+)
 _QUICK = Plan(ranks=(1, 4), sizes=(0, 1 << 20), rounds=6, seconds=0.05, rest=1.0, growth=False)
 
 
@@ -37,8 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole = Plan()
     names = ",".join(entry.name for entry in ENTRIES)
     parser.add_argument("--quick", action="store_true", help="a minute instead of half an hour")
+    parser.add_argument(
+        "--messages", action="store_true", help="up to 1 MiB, in all forms and both directions"
+    )
     parser.add_argument("--ranks", type=several(count), metavar="1,2,4,8")
     parser.add_argument("--sizes", type=several(size), metavar="0,64K,8M", help="of the argument")
+    parser.add_argument("--forms", type=several(_form), metavar=",".join(FORMS), help="of it")
+    parser.add_argument("--back", action="store_true", default=None, help="as a value as well")
     parser.add_argument("--rounds", type=count, help=f"{whole.rounds} unless told otherwise")
     parser.add_argument("--seconds", type=span, help="of one turn; a slow call takes longer")
     parser.add_argument("--rest", type=span, help="seconds to watch at rest; 0 for not at all")
@@ -104,11 +115,19 @@ def _picture(arguments: argparse.Namespace) -> Path | None:
     return Path(arguments.plot or _PICTURE)
 
 
+def _form(word: str) -> str:
+    if word not in FORMS:
+        raise argparse.ArgumentTypeError(f"{word!r} is no form; there are {', '.join(FORMS)}")
+    return word
+
+
 def _plan(arguments: argparse.Namespace) -> Plan:
-    base = _QUICK if arguments.quick else Plan()
+    base = _QUICK if arguments.quick else _MESSAGES if arguments.messages else Plan()
     return Plan(
         ranks=arguments.ranks or base.ranks,
         sizes=base.sizes if arguments.sizes is None else arguments.sizes,
+        forms=arguments.forms or base.forms,
+        back=base.back if arguments.back is None else arguments.back,
         rounds=arguments.rounds or base.rounds,
         seconds=base.seconds if arguments.seconds is None else arguments.seconds,
         rest=base.rest if arguments.rest is None else arguments.rest,

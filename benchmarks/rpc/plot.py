@@ -11,6 +11,8 @@ from benchmarks.harness.roster import OURS
 from benchmarks.harness.stats import of
 from benchmarks.harness.tables import size
 
+from .run import Message
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -49,7 +51,7 @@ def _panel(panel: Any, found: Found, ranks: int) -> None:
         points = [
             (each or _EMPTY_AT, samples)
             for each in found.plan.sizes
-            if (row := found.rows.get((ranks, each, name))) and (samples := of(row.median))
+            if (row := found.rows.get((ranks, Message(each), name))) and (samples := of(row.median))
         ]
         if not points:
             continue

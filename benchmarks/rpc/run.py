@@ -17,14 +17,16 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.contestants.protocol import STRUCTURE_BYTES
 from benchmarks.harness.machine import describe
 from benchmarks.harness.process_group import adopt_orphans
 from benchmarks.harness.roster import COPY, OURS
 from benchmarks.harness.stats import of, percentile
 from benchmarks.harness.subprocess_driver import ContestantBroke, Driven, link_package
 from benchmarks.harness.tables import ranks_in_words
+from benchmarks.harness.tables import size as bytes_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -42,12 +44,35 @@ _WINDOW = 64
 _MOST = 64  # ranks in the row that asks for growth
 
 
+FORMS = ("tensor", "bytes", "structure")
+
+
+class Message(NamedTuple):
+    """What a call carries: bytes in one of `FORMS`, as its argument or *back* as its value."""
+
+    size: int
+    form: str = "tensor"
+    back: bool = False
+
+    def __str__(self) -> str:
+        if not self.size:
+            return "empty"
+        words = "structure" if self.form == "structure" else bytes_in_words(self.size)
+        words += " bytes" if self.form == "bytes" else ""
+        return f"{words}, back" if self.back else words
+
+
+EMPTY = Message(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What is measured.
 
     Attributes:
         sizes: Bytes of the argument; 0 is a call without one.
+        forms: What those bytes are; a structure has a size of its own.
+        back: Whether the same is measured as a value as well.
         seconds: How long a turn of one contestant at one size lasts, about.
         rest: Seconds for which processors at rest are watched; 0 leaves it out.
         growth: Whether empty calls to 8 and 64 ranks are measured as well.
@@ -55,6 +80,8 @@ class Plan:
 
     ranks: Sequence[int] = (1, 2, 4, 8)
     sizes: Sequence[int] = SIZES
+    forms: Sequence[str] = FORMS[:1]
+    back: bool = False
     rounds: int = 10
     seconds: float = 0.2
     calls: int = 1000
@@ -62,10 +89,21 @@ class Plan:
     rest: float = 10.0
     growth: bool = True
 
+    @property
+    def messages(self) -> list[Message]:
+        """The messages, the empty one first."""
+        sizes = [size for size in self.sizes if size]
+        flat = [form for form in self.forms if form != "structure"]
+        there = [Message(size, form) for form in flat for size in sizes]
+        if "structure" in self.forms:
+            there.append(Message(STRUCTURE_BYTES, "structure"))
+        back = [each._replace(back=True) for each in there] if self.back else []
+        return [EMPTY] * (0 in self.sizes) + there + back
+
 
 @dataclass(slots=True)
 class Row:
-    """One contestant at one number of ranks and one size, in seconds, a figure per round."""
+    """One contestant at one number of ranks with one message, in seconds, a figure per round."""
 
     median: list[float] = field(default_factory=list[float])
     p99: list[float] = field(default_factory=list[float])
@@ -102,7 +140,7 @@ class Found:
     plan: Plan
     absent: dict[str, str]
     versions: dict[str, str] = field(default_factory=dict[str, str])
-    rows: dict[tuple[int, int, str], Row] = field(default_factory=lambda: defaultdict(Row))
+    rows: dict[tuple[int, Message, str], Row] = field(default_factory=lambda: defaultdict(Row))
     pipelined: dict[tuple[int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     rest: dict[tuple[int, str], Rest] = field(default_factory=dict[tuple[int, str], Rest])
     growth: dict[tuple[int, str], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -112,9 +150,11 @@ class Found:
         """Return who was measured, in the order in which they are shown."""
         return list(self.versions)
 
-    def series(self, ranks: int, size: int, name: str, what: str = "median") -> Samples | None:
+    def series(
+        self, ranks: int, message: Message, name: str, what: str = "median"
+    ) -> Samples | None:
         """Return a figure of each round, None where there is none."""
-        row = self.rows.get((ranks, size, name))
+        row = self.rows.get((ranks, message, name))
         return None if row is None else of(getattr(row, what))
 
 
@@ -145,9 +185,9 @@ class RpcRun:
     def _measure(self, ranks: int, all_open: dict[str, Driven]) -> None:
         for number in range(self._plan.rounds):
             _progress(f"{ranks_in_words(ranks)}, round {number + 1} of {self._plan.rounds}")
-            for size in self._plan.sizes:
+            for message in self._plan.messages:
                 for each in _in_turn(all_open, number):
-                    self._turn(ranks, size, each, all_open)
+                    self._turn(ranks, message, each, all_open)
             for each in _in_turn(all_open, number):
                 self._turn_pipelined(ranks, each, all_open)
         if self._plan.rest:
@@ -155,26 +195,30 @@ class RpcRun:
 
     # --- turns --------------------------------------------------------------------------
 
-    def _turn(self, ranks: int, size: int, each: Driven, all_open: dict[str, Driven]) -> None:
-        plan, key = self._plan, (ranks, size, each.name)
-        if each.name == COPY and not size:
+    def _turn(
+        self, ranks: int, message: Message, each: Driven, all_open: dict[str, Driven]
+    ) -> None:
+        plan, key = self._plan, (ranks, message, each.name)
+        size = message.size
+        if each.name == COPY and (not size or message.form != "tensor" or message.back):
             return
+        order: dict[str, Any] = {"method": "nothing", **message._asdict()}
         with self._its_turn(ranks, each, all_open):
             # Unmeasured ones first: it has just been stopped, and its caches are cold.
-            each.ask("call", _TURN, method="nothing", size=size, times=20, seconds=0.02, least=1)
+            each.ask("call", _TURN, times=20, seconds=0.02, least=1, **order)
             pids = each.family.pids()
             before = sum(each.family.cpu_ns(pids).values())
-            order = {"method": "nothing", "size": size, "times": plan.calls}
-            spent = each.ask("call", _TURN, seconds=plan.seconds, **order)["ns"]
+            spent = each.ask("call", _TURN, times=plan.calls, seconds=plan.seconds, **order)["ns"]
             used = sum(each.family.cpu_ns(pids).values()) - before
             row = self.found.rows[key]
             row.median.append(percentile(spent, 50) / 1e9)
             row.p99.append(percentile(spent, 99) / 1e9)
             row.cpu.append(used / len(spent) / 1e9)
             row.calls += len(spent)
-            if size >= _READ_FROM and each.name != COPY:
-                order = {"method": "read", "size": size, "times": 3}
-                spent = each.ask("call", _TURN, seconds=0.0, least=1, **order)["ns"]
+            is_read = message == Message(size) and size >= _READ_FROM
+            if is_read and each.name != COPY:
+                order["method"] = "read"
+                spent = each.ask("call", _TURN, times=3, seconds=0.0, least=1, **order)["ns"]
                 row.read.append(percentile(spent, 50) / 1e9)
 
     def _turn_pipelined(self, ranks: int, each: Driven, all_open: dict[str, Driven]) -> None:

@@ -26,7 +26,7 @@ from .targets import verdicts
 if TYPE_CHECKING:
     from benchmarks.harness.stats import Samples
 
-    from .run import Found
+    from .run import Found, Message
 
 
 def text(found: Found) -> str:
@@ -38,7 +38,7 @@ def text(found: Found) -> str:
         *(_rank_tables(found, ranks) for ranks in found.plan.ranks),
         _rest_table(found),
         _growth_table(found),
-        "### Targets\n\nA target is met when the interval reaches it.\n\n"
+        "### Targets\n\nA target is met when all of the interval meets it.\n\n"
         + verdict_table(verdicts(found)),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -58,16 +58,16 @@ def values(found: Found) -> dict[str, Any]:
         "calls": [
             {
                 "ranks": ranks,
-                "size": bytes_,
+                **message._asdict(),
                 "contestant": name,
                 "calls": row.calls,
                 "median": _plain(of(row.median)),
                 "p99": _plain(of(row.p99)),
                 "cpu_per_call": _plain(of(row.cpu)),
                 "every_byte_read": _plain(of(row.read)),
-                "ratio": _plain(_ours_over(found, ranks, bytes_, name)),
+                "ratio": _plain(_ours_over(found, ranks, message, name)),
             }
-            for (ranks, bytes_, name), row in found.rows.items()
+            for (ranks, message, name), row in found.rows.items()
         ],
         "pipelined_per_second": [
             {"ranks": ranks, "contestant": name, **(_plain(of(rates)) or {})}
@@ -104,7 +104,7 @@ def _who(found: Found) -> str:
 def _rank_tables(found: Found, ranks: int) -> str:
     heads = ("to", "contestant", "median", "p99", "cpu per call", "every byte read", "ours / its")
     rows: list[tuple[str, ...]] = []
-    for each in found.plan.sizes:
+    for each in found.plan.messages:
         for name in found.names():
             row = found.rows.get((ranks, each, name))
             if row is None or not row.median:
@@ -113,7 +113,7 @@ def _rank_tables(found: Found, ranks: int) -> str:
             p99, cpu = of(row.p99), of(row.cpu)
             rows.append(
                 (
-                    size(each) if each else "empty",
+                    str(each),
                     name,
                     time_with_interval(of(row.median)),
                     seconds(p99.median if p99 else None),
@@ -191,8 +191,8 @@ def _growth_table(found: Found) -> str:
     return f"### Growth\n\n{table(heads, rows)}"
 
 
-def _ours_over(found: Found, ranks: int, bytes_: int, name: str) -> Samples | None:
-    ours, theirs = (found.series(ranks, bytes_, each) for each in (OURS, name))
+def _ours_over(found: Found, ranks: int, message: Message, name: str) -> Samples | None:
+    ours, theirs = (found.series(ranks, message, each) for each in (OURS, name))
     return ours.over(theirs) if ours and theirs and name != OURS else None
 
 

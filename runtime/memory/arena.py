@@ -10,7 +10,8 @@ writer counts what it lent, the reader what it returned; equal counters mean tha
 Nothing is repaired after a death: the writer forgets the reader, page and all.
 
 Ordering: a reader unmaps a place before it counts it back. The unmapping ends every read through
-that mapping on x86-64 and ARM64 alike, before the counter is stored.
+that mapping on x86-64 and ARM64 alike, before the counter is stored. Of a place that stays mapped a
+lock that is released and taken between the last read and the count does the same.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class Arrival(Enum):
     END = auto()  # the worker's end is closed, and all that it wrote has been read
 
 
+_ROOM = 1 << 20  # bytes that wait in a socket; the kernel grants as many as it lets anybody have
 _NOTHING = Arrival.NOTHING  # the lookup of an enum's member costs as much as a call
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 
@@ -64,8 +65,10 @@ class Channel(Protocol):
         """Return a descriptor: readable if there is a message, writable if `flush` may send."""
         ...
 
-    def send(self, packet: bytes, file: int | None = None) -> bool:
+    def send(self, packet: bytes, file: int | None = None, rest: tuple[bytes, ...] = ()) -> bool:
         """Send *packet* with the descriptor *file*; return False if it waits for `flush`.
+
+        *rest* holds more bytes of it, if there is no *file*.
 
         If the worker has exited the packet is dropped; its calls fail when the exit is processed.
 
@@ -139,6 +142,8 @@ class SocketChannel:
             made.callback(exchange.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
+            for end in ours, theirs:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
             descriptors.own(ours)
             channel = cls(ours, theirs, page, exchange)
             made.pop_all()
@@ -162,11 +167,13 @@ class SocketChannel:
         """See `Channel.fileno`."""
         return self._sock.fileno()
 
-    def send(self, packet: bytes, file: int | None = None) -> bool:
+    def send(self, packet: bytes, file: int | None = None, rest: tuple[bytes, ...] = ()) -> bool:
         """See `Channel.send`."""
         if not self.backed_up:
             try:
-                if file is None:
+                if rest:
+                    self._sock.sendmsg((packet, *rest), (), _NO_SIGNAL)
+                elif file is None:
                     self._send(packet, _NO_SIGNAL)
                 else:
                     send(self._sock, packet, file)
@@ -178,6 +185,7 @@ class SocketChannel:
                 return True
             else:
                 return True
+        packet = b"".join((packet, *rest)) if rest else packet
         self._waiting.append((packet, None if file is None else os.dup(file)))
         self.backed_up = True
         return False

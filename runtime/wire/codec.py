@@ -1,6 +1,6 @@
 """Serializer: Python values to a pickle and out-of-band buffers, and back.
 
-Guarantees: buffers of at least `BUFFER_THRESHOLD` bytes (tensors, arrays, anything with protocol-5
+Guarantees: buffers from a threshold on (tensors, arrays, anything with protocol-5
 buffers) and large ``bytes`` are not copied into the pickle. Classes and functions defined in
 ``__main__`` or in a notebook travel by value, everything importable by name. torch is used only if
 the process has imported it.
@@ -24,8 +24,8 @@ from .tensor_reducers import reducers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-BUFFER_THRESHOLD = 16 * 1024
-"""Bytes from which a buffer stays out of the pickle."""
+BUFFER_THRESHOLD = 72 * 1024
+"""Bytes from which a buffer stays out of the pickle, unless its sender says otherwise."""
 
 
 @dataclass(slots=True)  # frozen, it would take three times as long to make
@@ -41,6 +41,10 @@ class Encoded:
         if len(chunks) == 1 and type(chunks[0]) is bytes:
             return chunks[0] if len(chunks[0]) <= limit else None
         return self.body if sum(map(_size, chunks)) <= limit else None
+
+    def fixed_chunks(self) -> tuple[bytes, ...]:
+        """Return the pickle in pieces that nobody can change; `bytes` are not copied."""
+        return tuple([each if type(each) is bytes else bytes(each) for each in self.chunks])
 
     @property
     def body(self) -> bytes:
@@ -68,8 +72,8 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-def encode(value: object, what: str) -> Encoded:
-    """Return *value* as bytes and buffers.
+def encode(value: object, what: str, threshold: int = BUFFER_THRESHOLD) -> Encoded:
+    """Return *value* as bytes, and buffers of at least *threshold* bytes.
 
     Raises:
         NotPicklable: it cannot travel; *what* names it in the message.
@@ -78,7 +82,7 @@ def encode(value: object, what: str) -> Encoded:
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
-        if view.nbytes < BUFFER_THRESHOLD:
+        if view.nbytes < threshold:
             return True
         buffers.append(view)
         return False
@@ -113,8 +117,8 @@ def check_torch(error: ModuleNotFoundError) -> None:
         raise MissingPackage("torch", "torch") from error
 
 
-def _size(chunk: bytes | bytearray | memoryview) -> int:
-    return chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
+def _size(chunk: bytes | bytearray | memoryview | pickle.PickleBuffer) -> int:
+    return len(chunk) if isinstance(chunk, bytes) else memoryview(chunk).nbytes
 
 
 def _dumps(

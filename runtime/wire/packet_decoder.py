@@ -14,10 +14,11 @@ from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.runtime.linux.descriptors import fds_in, send_with_fds
+from phalanx.runtime.memory.arena import SLOTS
 from phalanx.supervision import RuntimeFault
 
 from .codec import check_torch
-from .packet_encoder import decode_large, read_file
+from .packet_encoder import GATHERED, decode_large, is_pickle_alone, read_file
 from .packet_header import (
     ANCILLARY,
     CLOSE_ON_EXEC,
@@ -59,7 +60,7 @@ class Frame:
     call_id: int
     incarnation: int
     extra: int
-    body: bytes
+    body: bytes | memoryview
 
     def value(self) -> Any:
         """Return the decoded body, once, and release descriptors and arena slot.
@@ -108,10 +109,21 @@ class LargeFrame(Frame):
                 "a message was lost: this process has no descriptor free (raise `ulimit -n`), or an"
                 " exception was thrown into the thread that read it"
             )
-        return decode_large(self.large(), self.inline)
+        inline = self.inline
+        lender = self.lender
+        if inline or lender is None:
+            return decode_large(self.large(), inline)
+        slot, start, size = IN_ARENA.unpack_from(self.body)
+        view = lender.in_place(start, size)
+        if view is None or slot >= SLOTS or not is_pickle_alone(view):
+            return decode_large(self.large())
+        try:
+            return decode_large(view)  # a pickle in one piece: nothing refers to it afterwards
+        finally:
+            self.drop()
 
     @property
-    def inline(self) -> bytes:
+    def inline(self) -> bytes | memoryview:
         """The part of the body in the packet; may be empty."""
         return self.body[IN_FILE.size if self.flags & Flag.FILE else IN_ARENA.size :]
 
@@ -167,7 +179,7 @@ def bundle(packets: Sequence[bytes]) -> bytes:
 
 def unbundle(frame: Frame, lender: ArenaReader | None) -> list[Frame] | None:
     """Return the frames in a frame of kind `Kind.BUNDLE`; None if it is malformed."""
-    body = frame.body
+    body = bytes(frame.body)
     at = 4 * frame.extra
     if not 0 < at < len(body):
         return None
@@ -193,7 +205,8 @@ def unpack(
         magic, kind, flags, epoch, call_id, incarnation, extra = _read_head(packet)
         if magic == MAGIC:
             if not flags & LARGE and not fds:
-                return Frame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
+                body = memoryview(packet)[_HEAD:] if len(packet) > GATHERED else packet[_HEAD:]
+                return Frame(kind, flags, epoch, call_id, incarnation, extra, body)
             large = LargeFrame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
             large.fds = fds
             if _is_whole(large, lender, lost=lost):

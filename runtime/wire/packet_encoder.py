@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64
 
+GATHERED = 32 * 1024
+"""Bytes from which a body in a packet is not joined with its header."""
+
 _COUNT = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQ")
 _NO_MEMORY = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
@@ -135,7 +138,7 @@ def read_file(file: int, size: int) -> memoryview:
     return copied(file, 0, size) if view is None else view
 
 
-def decode_large(body: memoryview, inline: bytes = b"") -> Any:
+def decode_large(body: memoryview, inline: bytes | memoryview = b"") -> Any:
     """Return the value in *body*, of which *inline* came in the packet.
 
     Raises:
@@ -147,6 +150,11 @@ def decode_large(body: memoryview, inline: bytes = b"") -> Any:
         return loads(inline[end:], buffers=parts)
     parts, _ = _read_table(body, body)
     return loads(parts[0], buffers=parts[1:])
+
+
+def is_pickle_alone(body: memoryview) -> bool:
+    """Whether there is nothing in *body* but a table and a pickle."""
+    return body.nbytes >= _COUNT.size and _COUNT.unpack_from(body)[0] == 1
 
 
 def _read_table(table: bytes | memoryview, body: memoryview) -> tuple[list[memoryview], int]:
@@ -182,6 +190,7 @@ class Payload:
 
     Attributes:
         tail: The bytes after the header: the body, or its place.
+        rest: More of them, which the kernel gathers: a copy less where they are many.
         file: The memory file of a large body, or None.
         extent: Its place in an arena, or None.
     """
@@ -190,19 +199,25 @@ class Payload:
     tail: bytes
     file: int | None = None
     extent: Extent | None = None
+    rest: tuple[bytes, ...] = ()
 
     @classmethod
-    def of(cls, encoded: Encoded | None, arena: Arena | None = None) -> Payload:
-        """Return *encoded* as a payload; a large body is copied now.
+    def of(
+        cls, encoded: Encoded | None, arena: Arena | None = None, limit: int = INLINE_LIMIT
+    ) -> Payload:
+        """Return *encoded* as a payload; a body of more than *limit* bytes is copied now.
 
         Raises:
             MessageTooLarge: there is not enough memory; nothing was written.
         """
         if encoded is None:
             return cls(Flag.NONE, b"")
-        if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
-            return cls(Flag.NONE, small)
-        inline, parts, offsets, size = lay_out(encoded, INLINE_LIMIT)
+        if not encoded.buffers:
+            if (small := encoded.small(GATHERED)) is not None:
+                return cls(Flag.NONE, small)
+            if encoded.size_bytes <= limit:
+                return cls(Flag.NONE, b"", rest=encoded.fixed_chunks())
+        inline, parts, offsets, size = lay_out(encoded, limit)
         extent = arena.place(size) if arena is not None else None
         if extent is None:
             return cls.in_file(write_file(parts, offsets, size), size, inline)
@@ -246,7 +261,8 @@ class Payload:
     ) -> bytes:
         """Return the packet; `file` must ride on it."""
         flags |= self.flags
-        return _write_head(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
+        head = _write_head(MAGIC, kind, flags, epoch, call_id, incarnation, extra)
+        return b"".join((head, self.tail, *self.rest))
 
     def close(self) -> None:
         """Release the memory; receivers keep it."""
@@ -261,6 +277,6 @@ class Payload:
 def call_packet(  # noqa: PLR0917  # as they stand in the header
     payload: Payload, flags: int, epoch: int, call_id: int, round_: int, extra: int
 ) -> bytes:
-    """Return the packet of a call, as `Payload.packet` does, faster."""
+    """Return the packet of a call, as `Payload.packet` does, faster; `Payload.rest` follows it."""
     flags |= payload.flags
     return _write_head(MAGIC, Kind.CALL, flags, epoch, call_id, round_, extra) + payload.tail

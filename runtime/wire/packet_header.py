@@ -14,10 +14,22 @@ MAGIC: Final = 0x5048
 HEADER = struct.Struct("<HBBIQII")
 """magic, kind, flags, epoch, call id, incarnation, extra: 24 bytes."""
 
-INLINE_LIMIT: Final = 32 * 1024
-"""Bytes of body that travel in the packet itself."""
+INLINE_LIMIT: Final = 96 * 1024
+"""Bytes of body that travel in the packet itself, at most."""
 
-BUNDLE_LIMIT: Final = INLINE_LIMIT
+_IN_ALL: Final = 256 * 1024
+
+
+def inline_limit(ranks: int) -> int:
+    """Return the bytes of body that travel in the packets to each of so many *ranks*.
+
+    Their sender copies them for each, into an arena once for all: from so many bytes in all on that
+    is faster.
+    """
+    return max(BUNDLE_LIMIT, min(INLINE_LIMIT, _IN_ALL // max(1, ranks)))
+
+
+BUNDLE_LIMIT: Final = 32 * 1024
 """Bytes of frames that travel in one packet."""
 
 PACKET_LIMIT: Final = HEADER.size + INLINE_LIMIT + 4096

@@ -1,7 +1,8 @@
 """Adaptive spinner: polls before blocking, where that has paid off.
 
-It ends after the given time; while polls find nothing they become rare, down to one in 256 waits;
-the first that finds something brings them back.
+It ends after the given time; while polls find nothing in that time they become rare, down to one
+in 256 waits; the first that finds something brings them back. One that has lost its processor
+meanwhile finds it too late: to sleep and be woken is quicker where there is more to run.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Spinner:
             self._left -= 1
             return None
         until = time.monotonic() + seconds
-        while not (found := poll()):
-            if time.monotonic() >= until or stop():
-                self._pause = self._left = min(2 * self._pause + 1, _LONGEST_PAUSE)
-                return found
+        while not (found := poll()) and not stop() and time.monotonic() < until:
             # The awaited process may need this processor.
             os.sched_yield()
-        self._pause = 0
+        if found and time.monotonic() < until:
+            self._pause = 0
+        else:
+            self._pause = self._left = min(2 * self._pause + 1, _LONGEST_PAUSE)
         return found

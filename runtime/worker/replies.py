@@ -207,17 +207,14 @@ class ReplyQueue:
         if not isinstance(encoded, Payload):
             payload = Payload.of(encoded, self._exchange.arena)
         try:
-            packet = payload.packet(
-                kind,
-                epoch=call.epoch,
-                call_id=call.call_id,
-                incarnation=self._incarnation,
-                flags=flags,
-                extra=extra,
-            )
+            flags |= payload.flags
+            head = _head(MAGIC, kind, flags, call.epoch, call.call_id, self._incarnation, extra)
             payload.lend(self._exchange.borrower)
             try:
-                send(self._sock, packet, payload.file)
+                if payload.rest:
+                    self._sock.sendmsg((head, *payload.rest), (), _NO_SIGNAL)
+                else:
+                    send(self._sock, head + payload.tail, payload.file)
             except BaseException:
                 payload.take_back(self._exchange.borrower)
                 raise
@@ -226,4 +223,5 @@ class ReplyQueue:
 
 
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
+_head: Final = HEADER.pack
 _reply_head: Final = functools.partial(HEADER.pack, MAGIC, Kind.REPLY, Flag.NONE)

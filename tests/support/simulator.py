@@ -251,7 +251,8 @@ class Channel:
     def close_child_ends(self) -> None:
         pass
 
-    def send(self, packet: bytes, _file: int | None = None) -> bool:
+    def send(self, packet: bytes, _file: int | None = None, rest: tuple[bytes, ...] = ()) -> bool:
+        packet = b"".join((packet, *rest))
         self.on_packet(packet)
         return True
 

@@ -65,6 +65,35 @@ def test_rpc_gives_a_table_figures_and_a_picture_and_names_who_is_not_there(
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rpc_measures_every_form_in_both_directions(tmp_path: Path) -> None:
+    done = bench(
+        *("rpc", "--messages", "--ranks", "1", "--sizes", "0,1K", "--rounds", "1"),
+        *("--seconds", "0.01", "--only", "pipe,pyzmq", "--no-plot", "--json", "-"),
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["broken"] == []
+    rows = [row for row in found["calls"] if row["contestant"] == "phalanx"]
+    forms = [(form, back) for back in (False, True) for form in ("tensor", "bytes", "structure")]
+    assert [(row["form"], row["back"]) for row in rows] == [("tensor", False), *forms]
+    judged = [each["what"] for each in found["targets"] if each["state"] != "not measured"]
+    assert any(what.startswith("structure, back, 1 rank: at most 0.7 of pipe") for what in judged)
+
+
+def test_profile_tells_the_steps_of_a_call(tmp_path: Path) -> None:
+    done = bench(
+        *("profile", "--ranks", "2", "--sizes", "1K", "--calls", "20", "--json", "-"), cwd=tmp_path
+    )
+
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["calls"]
+    assert [row["back"] for row in rows] == [False] * 4 + [True] * 3
+    assert all(row["encode"] > 0 for row in rows[1:4])
+    assert all(row[step] > 0 for row in rows for step in ("send", "run", "match", "all"))
+
+
 def test_a_transport_takes_part_only_where_it_is_asked_for() -> None:
     def names(only: list[str] | None, more: tuple[str, ...] = ()) -> set[str]:
         present, absent = choose(only, ["none"], Environments(), more)

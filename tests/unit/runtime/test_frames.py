@@ -18,12 +18,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import SLOTS, Arena, Borrower
-from phalanx.runtime.memory.mapping import COPY_LIMIT, MOST_MAPPED, ArenaReader
+from phalanx.runtime.memory.mapping import COPY_LIMIT, KEPT_MAPPED, MOST_MAPPED, ArenaReader
 from phalanx.runtime.wire import packet_encoder
+from phalanx.runtime.wire.channel import SocketChannel
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.packet_decoder import Frame, bundle, receive, send, unbundle, unpack
-from phalanx.runtime.wire.packet_encoder import Payload, write_file
-from phalanx.runtime.wire.packet_header import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
+from phalanx.runtime.wire.packet_encoder import Payload, call_packet, write_file
+from phalanx.runtime.wire.packet_header import (
+    EVERY_RANK,
+    HEADER,
+    INLINE_LIMIT,
+    MAGIC,
+    PACKET_LIMIT,
+    Flag,
+    Kind,
+    inline_limit,
+)
 from phalanx.supervision import MessageTooLarge
 
 EASY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -95,7 +105,13 @@ def test_what_is_sent_arrives(wire: Wire, size: int, use_arena: bool) -> None:
     assert arrived["bytes"] == value["bytes"]
     assert arrived["text"] == value["text"]
     assert np.array_equal(arrived["array"], value["array"])
-    assert flags == (0 if size < 20_000 else Flag.ARENA if use_arena else Flag.FILE)
+    assert flags == (0 if size <= 20_000 else Flag.ARENA if use_arena else Flag.FILE)
+
+
+def test_the_more_ranks_the_less_travels_in_their_packets() -> None:
+    limits = [inline_limit(ranks) for ranks in (0, 1, 2, 4, 8, 256)]
+
+    assert limits == [INLINE_LIMIT] * 3 + [1 << 16, 1 << 15, 1 << 15]
 
 
 def test_thousands_of_buffers_are_one_message(wire: Wire) -> None:
@@ -114,6 +130,79 @@ def test_a_message_is_read_once(wire: Wire) -> None:
     assert frame.value() == b"x" * 100_000
     with pytest.raises(ValueError, match="before"):
         frame.value()
+
+
+def test_what_was_decoded_where_it_lay_stays_when_its_place_is_used_again(wire: Wire) -> None:
+    values = [bytes([number]) * 300_000 for number in range(3)]
+    read: list[bytes] = []
+
+    for value in values:
+        wire.send(value)
+        read.append(wire.receive().value())
+        assert not any(wire.borrower.holds(slot) for slot in range(SLOTS))
+
+    assert read == values
+
+
+def test_a_place_behind_what_stays_mapped_is_read_too(wire: Wire) -> None:
+    arena = Arena.create(4 * KEPT_MAPPED)
+    counters = memoryview(bytearray(8 * SLOTS)).cast("Q")
+    reader = ArenaReader(os.dup(arena.fd), counters)
+    fills = arena.place(KEPT_MAPPED)
+    payload = Payload.of(encode(b"x" * 300_000, "it"), arena)
+
+    send(wire.ours, payload.packet(Kind.CALL, epoch=1, call_id=7), None)
+    frame = receive(wire.theirs, reader)
+
+    assert fills is not None
+    assert isinstance(frame, Frame)
+    assert frame.value() == b"x" * 300_000
+    assert sum(counters) == 1
+    payload.close()
+    arena.close()
+    reader.close()
+
+
+def test_a_forked_child_does_not_look_where_its_parent_has_mapped(wire: Wire) -> None:
+    wire.send(b"x" * 300_000)
+    assert wire.receive().value() == b"x" * 300_000
+
+    child = os.fork()
+    if not child:
+        os._exit(wire.reader.in_place(0, 4096) is not None)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_body_in_pieces_is_one_packet_whether_or_not_there_is_room() -> None:
+    arena = Arena.create(ARENA_SIZE)
+    channel = SocketChannel.create(arena, 1)
+    worker = socket.socket(fileno=os.dup(channel.child_fds()["data"]))
+    value = [b"x" * 70_000, bytearray(b"y" * 10_000)]
+    payload = Payload.of(encode(value, "it"), arena)
+    sent = 0
+    try:
+        head = call_packet(payload, Flag.NONE, 1, 7, 0, EVERY_RANK)
+        while channel.send(head, None, payload.rest):
+            sent += 1
+        value[1][:] = bytes(10_000)  # what has been packed does not change any more
+
+        assert len(payload.rest) > 1
+        assert sent > 0
+        hello = receive(worker)
+        assert isinstance(hello, Frame)
+        for _ in range(sent):
+            frame = receive(worker)
+            assert isinstance(frame, Frame)
+            assert frame.value() == [b"x" * 70_000, b"y" * 10_000]
+        assert channel.flush() == []
+        last = receive(worker)
+        assert isinstance(last, Frame)
+        assert last.value() == [b"x" * 70_000, b"y" * 10_000]
+    finally:
+        worker.close()
+        channel.close()
+        arena.close()
 
 
 @pytest.mark.parametrize("drop", [True, False])

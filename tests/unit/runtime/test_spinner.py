@@ -55,6 +55,13 @@ def test_looks_in_vain_become_rare() -> None:
     assert {later - one for one, later in itertools.pairwise(found[8:])} == {256}
 
 
+def test_a_look_that_finds_something_too_late_was_in_vain() -> None:
+    spinner = Spinner()
+
+    assert spinner.look(Source(after=0), 0.0) == [1]  # its processor was another's meanwhile
+    assert looks(spinner, 7) == [1, 5]
+
+
 def test_a_look_that_finds_something_brings_the_others_back() -> None:
     spinner = Spinner()
     looks(spinner, 6)  # the next one looks

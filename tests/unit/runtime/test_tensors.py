@@ -29,7 +29,9 @@ class OnGpu:
 
     __slots__ = ("_host", "copies", "device", "requires_grad")
 
+    dtype = torch.float32
     layout = torch.strided
+    is_cpu = False
     is_quantized = False
     is_nested = False
 
