@@ -42,6 +42,7 @@ from .core.spec import ChildHandle as ChildHandle
 from .core.spec import ChildSpec as ChildSpec
 from .core.spec import Shutdown as Shutdown
 from .core.spec import SupervisorSpec as SupervisorSpec
+from .errors import AddressNotReached as AddressNotReached
 from .errors import BadArguments as BadArguments
 from .errors import CallerError as CallerError
 from .errors import CallTimeout as CallTimeout

@@ -320,6 +320,20 @@ class NoNode(NoDevice):
         self.args = (why,)
 
 
+class AddressNotReached(NoNode):
+    """Nodes do not reach the address of this machine on which the driver's side listens.
+
+    Give ``cluster.bind`` one that they reach, and let its ports through.
+
+    Attributes:
+        address: Where it listens, as ``tcp://HOST:PORT``.
+    """
+
+    def __init__(self, why: str, address: str = "") -> None:
+        super().__init__(why)
+        self.address = address
+
+
 def error_text(error: BaseException) -> str:
     """Return *error* as text; the name of its class if its ``__repr__`` raises."""
     try:

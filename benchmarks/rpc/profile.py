@@ -20,10 +20,10 @@ from benchmarks.harness.machine import describe, sentence
 from benchmarks.harness.stats import percentile
 from benchmarks.harness.tables import ranks_in_words, seconds, table
 from phalanx import Executor, Runtime
-from phalanx.actors.api import group
 from phalanx.actors.calls.call import Call
 from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.calls.sender import Sender
+from phalanx.actors.group import handle
 from phalanx.actors.worker_side.user_object import WorkerHost
 from phalanx.runtime.worker import inbox
 from phalanx.runtime.worker.replies import ReplyQueue
@@ -60,7 +60,7 @@ class Profiled(phalanx_group.Echo):
 
 
 _DRIVER: tuple[tuple[Any, str], ...] = (
-    (group, "encode"),
+    (handle, "encode"),
     (CallPlane, "pack"),
     (Sender, "send"),
     (CallPlane, "_on_ready"),

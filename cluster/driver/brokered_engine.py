@@ -152,6 +152,8 @@ class BrokeredEngine:
                 events.offered(told["node"])
             case {"key": key} if events:
                 events.started(told["node"], key)
+            case {"unreached": why} if events:
+                events.unreached(told["node"], why)
             case {"doubt": why} if events:
                 events.doubted(told["node"], why)
             case {"gone": why, "swept": swept} if events:

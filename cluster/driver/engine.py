@@ -35,6 +35,9 @@ class EngineEvents(Protocol):
     def started(self, number: int, key: str) -> None:
         """Its node process runs and has this public key, in ZeroMQ's encoding."""
 
+    def unreached(self, number: int, why: str) -> None:
+        """Its node process gets no connection to the driver's side; it tries on."""
+
     def doubted(self, number: int, why: str) -> None:
         """The machine may be gone."""
 

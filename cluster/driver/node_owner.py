@@ -35,7 +35,7 @@ from phalanx.cluster.nodes.decide import (
     Recovered,
     Suspect,
 )
-from phalanx.supervision import NodeRefused, RuntimeFault
+from phalanx.supervision import AddressNotReached, NodeRefused, RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,10 @@ class NodeListener(Protocol):
         """No node is left, and none is wanted."""
 
     def failed(self, error: RuntimeFault) -> None:
-        """No machine could be had, or none that fits; one that does not is a `NodeRefused`."""
+        """No machine could be had, or none that fits; one that does not is a `NodeRefused`.
+
+        An `AddressNotReached` is our fault.
+        """
 
 
 class NodeOwner:
@@ -161,6 +164,18 @@ class NodeOwner:
 
         self._loop.post(admit)
 
+    def unreached(self, number: int, why: str) -> None:
+        """See `EngineEvents`."""
+
+        def judge() -> None:
+            address = self._gateway.endpoint
+            remedy = "give cluster.bind an address of this machine that the others reach"
+            told = f"{why}: {remedy}, and let its ports through"
+            error = partial(AddressNotReached, address=address)
+            self._take(decide.unreached(self.nodes, number, told, self._loop.time()), error)
+
+        self._loop.post(judge)
+
     def doubted(self, number: int, why: str) -> None:
         """See `EngineEvents`."""
         self._post(lambda: decide.doubted(self.nodes, number, why, self._loop.time()))
@@ -242,14 +257,16 @@ class NodeOwner:
     def _greeted(self, number: int, greeting: Greeting, at: float) -> None:
         why = why_unfit(greeting)
         if why:
-            self._take(decide.unfit(self.nodes, number, why), refused=True)
+            self._take(decide.unfit(self.nodes, number, why), NodeRefused)
             return
         self._greetings[number] = greeting
         machine = f"{greeting.boot}/{greeting.place}"
         self._take(decide.greeted(self.nodes, number, machine, at))
 
-    def _take(self, decision: NodeDecision, *, refused: bool = False) -> None:
-        """Go on from *decision*, and do what it says."""
+    def _take(
+        self, decision: NodeDecision, error: Callable[[str], RuntimeFault] | None = None
+    ) -> None:
+        """Go on from *decision*, and do what it says; *error* is that of `NoNode`."""
         self.nodes, actions = decision
         for action in actions:
             match action:
@@ -270,8 +287,8 @@ class NodeOwner:
                     self._dismiss(number, why)
                 case PutAside(number=number, until=until):
                     self._listener.put_aside(number, self._greetings[number], until)
-                case NoNode(why=why) if refused:
-                    self._listener.failed(NodeRefused(why))
+                case NoNode(why=why) if error is not None:
+                    self._listener.failed(error(why))
                 case NoNode(why=why):
                     told = ": ".join(filter(None, (why, self._engine.shortage())))
                     self._listener.failed(RuntimeFault(told))

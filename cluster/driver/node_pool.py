@@ -437,7 +437,9 @@ class NodePool:
 
     def failed(self, error: RuntimeFault) -> None:
         """See `NodeListener`."""
-        self._events.failed(error if isinstance(error, NodeRefused) else NoNode(str(error)))
+        self._events.failed(
+            error if isinstance(error, NodeRefused | NoNode) else NoNode(str(error))
+        )
 
     def _started(self, number: int, message: Started) -> None:
         with self._changed:

@@ -31,6 +31,7 @@ from phalanx.cluster.link.messages import (
     MalformedMessage,
     NodeEnded,
     NodeKey,
+    NodeUnreached,
     decode,
     encode,
 )
@@ -157,6 +158,9 @@ class Broker:
             case NodeKey(number=number, key=key):
                 if self._started.get(number) == route:  # none speaks for another's node
                     self._tell(node=number, key=key)
+            case NodeUnreached(number=number, why=why):
+                if self._started.get(number) == route:
+                    self._tell(node=number, unreached=why)
             case NodeEnded(number=number, why=why, swept=swept):
                 if self._started.get(number) == route:
                     self._tell(node=number, gone=why, swept=swept)

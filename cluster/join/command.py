@@ -35,7 +35,14 @@ import zmq
 from zmq.utils import z85
 
 from phalanx.cluster.link.greeting import greeting_of
-from phalanx.cluster.link.messages import Fenced, Leave, NodeEnded, NodeKey, NodeOrder
+from phalanx.cluster.link.messages import (
+    Fenced,
+    Leave,
+    NodeEnded,
+    NodeKey,
+    NodeOrder,
+    NodeUnreached,
+)
 from phalanx.cluster.link.node_link import LinkState, NodeLink
 from phalanx.cluster.node_process.starter import NodeStarter
 from phalanx.runtime import EventLoop
@@ -184,11 +191,16 @@ class _Machine:
             report(NodeEnded(number=order.number, why=why, swept=swept))
             report(greeting_of(self._place, self._link.address))
 
+        def unreached(why: str) -> None:
+            _say(f"node {order.number} on {why}")
+            report(NodeUnreached(number=order.number, why=why))
+
         self._starter = NodeStarter(
             self._loop,
             replace(order, place=self._place),
             on_key=lambda key: report(NodeKey(number=order.number, key=key)),
             on_gone=gone,
+            on_unreached=unreached,
         )
         try:
             self._starter.start()

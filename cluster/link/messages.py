@@ -73,6 +73,13 @@ class NodeKey(Message):
     key: str
 
 
+class NodeUnreached(Message):
+    """A node process gets no connection to the driver's side, as of `EngineEvents.unreached`."""
+
+    number: int
+    why: str
+
+
 class NodeEnded(Message):
     """A node process has ended, as of `EngineEvents.gone`."""
 
@@ -158,6 +165,17 @@ class Warm(Message):
     """Have a process ready that has imported these modules, for ranks to be forked from."""
 
     preload: tuple[str, ...]
+
+
+class Piece(Message):
+    """A piece of a long message, whose parts have *sizes*: given with its last piece alone."""
+
+    data: bytes
+    sizes: tuple[int, ...] = ()
+
+
+class Taken(Message):
+    """The last piece has come: the next may."""
 
 
 class Withdraw(Message):

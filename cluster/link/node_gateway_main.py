@@ -37,9 +37,11 @@ from .messages import (
     Started,
     Stopped,
     Swept,
+    Taken,
     decode,
     encode,
 )
+from .pieces import Outbox
 
 if TYPE_CHECKING:
     import socket
@@ -53,6 +55,7 @@ LARGEST = 64 * 1024
 _SETTLE = 0.05  # seconds for what had arrived while this process was stopped to be read
 _KEY = 2.0  # seconds by which the key of a node may come after its first try to connect
 _STRANGERS = 64  # of them that are remembered
+_PIECES = 120  # of a long message in the time of silence after which links are lost; see `Outbox`
 _NEWS = 0.5  # seconds between words to the driver of beats that it has not asked for
 
 
@@ -72,6 +75,7 @@ class _Node:
 
     number: int
     answered_at: float
+    outbox: Outbox
     route: bytes | None = None
     is_closed: bool = False
     is_silenced: bool = False
@@ -111,7 +115,7 @@ class NodeGatewayProcess(GatewayProcess):
             case {"ask": number}:
                 self._asked.append((now + _SETTLE, number))
             case {"admit": number, "key": key}:
-                node = _Node(number, now)
+                node = _Node(number, now, Outbox(self._options.lost_after / _PIECES))
                 self._nodes[node.name] = node
                 self._authenticator.admit_key(key.encode(), node.name.encode())
                 self._strangers.pop(z85.decode(key.encode()), None)
@@ -128,7 +132,8 @@ class NodeGatewayProcess(GatewayProcess):
             case {"to": number, "sizes": sizes}:
                 parts = _cut(fds, sizes)
                 if (known := self._nodes.get(f"node {number}")) is not None:
-                    self._send_parts(known, parts)
+                    known.outbox.put(parts)
+                    self._send_waiting(known, now)
             case _:
                 super()._obey(order, fds, now)
 
@@ -199,6 +204,9 @@ class NodeGatewayProcess(GatewayProcess):
                 why = "another process has greeted with this key" if node.route else "it is refused"
                 self._reply(route, Fenced(why=why))
                 self._refuse("", why)
+            case Taken():
+                node.outbox.taken(now)
+                self._send_waiting(node, now)
             case Started() | NotStarted() | Output() | Ended() | StackText() | Stopped() | Swept():
                 self._tell({"from": node.number, "at": now}, parts[0])
             case _:
@@ -207,6 +215,10 @@ class NodeGatewayProcess(GatewayProcess):
     def _reply(self, route: bytes, message: Message) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it has gone
             self._router.send_multipart([route, *encode(message)], zmq.NOBLOCK)
+
+    def _send_waiting(self, node: _Node, now: float) -> None:
+        while (parts := node.outbox.next(now)) is not None:
+            self._send_parts(node, parts)
 
     def _send(self, node: _Node, message: Message) -> None:
         self._send_parts(node, encode(message))

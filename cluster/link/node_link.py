@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from .messages import MalformedMessage, decode, encode
+from .messages import MalformedMessage, Piece, Taken, decode, encode
+from .pieces import Inbox
 
 if TYPE_CHECKING:
     from .messages import Message
@@ -84,6 +85,7 @@ class NodeLink:
 
     def _prepare(self) -> None:
         self.state, self.failures, self.address = LinkState.CONNECTING, 0, ""
+        self._inbox = Inbox()
         self.socket = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, _LAST_WORDS),
@@ -128,7 +130,12 @@ class NodeLink:
         """Return the next message; None if there is none now. What is no message is passed over."""
         while True:
             try:
-                return decode(self.socket.recv_multipart(zmq.NOBLOCK))
+                message = decode(self.socket.recv_multipart(zmq.NOBLOCK))
+                if not isinstance(message, Piece):
+                    return message
+                self.send(Taken())
+                if (whole := self._inbox.put(message)) is not None:
+                    return whole
             except zmq.Again:
                 return None
             except MalformedMessage:  # by a gateway that is not ours to judge

@@ -29,13 +29,16 @@ from phalanx.cluster.link.messages import (
     Launch,
     Leave,
     Message,
+    NodeKey,
     NodeOrder,
+    NodeUnreached,
     Signal,
     Stacks,
     Swept,
     Warm,
     Withdraw,
     decode,
+    encode,
 )
 from phalanx.cluster.link.node_link import LinkState, NodeLink
 from phalanx.cluster.nodes.decide import BEATS_PER_LEASE
@@ -43,7 +46,7 @@ from phalanx.cluster.nodes.lease import Lease
 from phalanx.runtime import EventLoop, Launcher, syscalls
 from phalanx.supervision import NodeRefused
 
-from .network_interface import interface_of
+from .network_interface import interface_of, why_unreached
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ REFUSED = 71
 """Exit code of one that the driver's side would not have."""
 
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
+_REACH = 5.0  # seconds for a connection, after which it is told that there is none
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
 _PATIENCE = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
 _SPARSE = (
@@ -86,10 +90,11 @@ class NodeProcess:
         self._order = order
         self._starter = starter
         self._join_until = syscalls.boot_time() + order.join
+        self._reach_until = syscalls.boot_time() + _REACH  # 0 once that has been told, or reached
         self._link = NodeLink(order.endpoint, order.gateway_key)
         self._link.connect()
         with contextlib.suppress(BrokenPipeError):  # if it has gone, that is noticed next
-            starter.send(self._link.public.encode())
+            starter.send(encode(NodeKey(number=order.number, key=self._link.public))[0])
         # For beats alone, while the first one is silent.
         self._second = self._link.another()
         self._tried = 0  # beats for which it was to connect
@@ -177,7 +182,8 @@ class NodeProcess:
         if self._lease is not None:
             due = min(self._beat_at, self._lease.until)
         else:
-            due = min(self._join_until, self._retry_at or self._join_until)
+            dues = (self._join_until, self._retry_at, self._reach_until)
+            due = min(each for each in dues if each)
         syscalls.set_boot_timer(self._timer, due)
 
     def _wait(self) -> list[int]:
@@ -196,6 +202,14 @@ class NodeProcess:
     def _join(self, now: float) -> None:
         """Greet once the link is there; from then on the lease runs."""
         order = self._order
+        if self._link.address or self._is_refused:
+            self._reach_until = 0.0
+        elif self._reach_until and now >= self._reach_until:
+            self._reach_until = 0.0
+            if why := why_unreached(order.endpoint):
+                why = f"{socket.gethostname()} does not reach {order.endpoint}: {why}"
+                with contextlib.suppress(BrokenPipeError):
+                    self._starter.send(encode(NodeUnreached(number=order.number, why=why))[0])
         if self._link.state is LinkState.OPEN:
             greeting = greeting_of(order.place, self._link.address)
             now = syscalls.boot_time()

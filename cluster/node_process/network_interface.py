@@ -1,4 +1,4 @@
-"""Which network interface has an address: gloo and NCCL are told its name."""
+"""Which network interface has an address: gloo and NCCL are told its name. What is not reached."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
+_ATTEMPT = 1.0  # seconds
 _REQUEST = struct.Struct("256s")
 
 
@@ -33,4 +34,14 @@ def interface_of(address: str) -> str:
                 answer = fcntl.ioctl(sock, _SIOCGIFADDR, _REQUEST.pack(name.encode()))
                 if answer[20:24] == wanted.packed:
                     return name
+    return ""
+
+
+def why_unreached(endpoint: str) -> str:
+    """Return why *endpoint*, ``tcp://HOST:PORT``, takes no connection; empty if it takes one."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ATTEMPT).close()
+    except OSError as error:
+        return error.strerror or str(error)
     return ""

@@ -15,7 +15,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.cluster.link.messages import encode
+from phalanx.cluster.link.messages import NodeKey, NodeUnreached, decode, encode
 from phalanx.runtime import Helper, process_tree, start_helper
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class NodeStarter:
     Args:
         on_key: Called with the node's public key, on the event loop's thread.
         on_gone: Called once, with the reason, and whether all that came from the node has ended.
+        on_unreached: Called if it gets no connection to the driver's side, with the reason.
         prefix: What its command line begins with, such as a program that enters a namespace.
     """
 
@@ -45,12 +46,14 @@ class NodeStarter:
         *,
         on_key: Callable[[str], None],
         on_gone: Callable[[str, bool], None],
+        on_unreached: Callable[[str], None] = lambda _why: None,
         prefix: Sequence[str] = (),
     ) -> None:
         self._loop = loop
         self._order = order
         self._on_key = on_key
         self._on_gone = on_gone
+        self._on_unreached = on_unreached
         self._prefix = prefix
         outer = process_tree.TreeTag.new(dict(os.environ)).outer
         self._tag = process_tree.TreeTag(outer, order.place)
@@ -99,7 +102,13 @@ class NodeStarter:
         )
 
     def _heard(self, data: bytes, _fds: list[int]) -> None:
-        self._on_key(data.decode())
+        match decode([data]):
+            case NodeKey(key=key):
+                self._on_key(key)
+            case NodeUnreached(why=why):
+                self._on_unreached(why)
+            case _:
+                pass
 
     def _exited(self, _pid: int | None, reason: ExitReason) -> bool:
         # Not on the loop's thread: a sweep takes its time.

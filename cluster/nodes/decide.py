@@ -173,6 +173,7 @@ class Nodes:
         asked: How many have ever been asked for.
         losses: The machines that were lost, and when, within `NodeLimits.quarantine`.
         failures: How many nodes in a row have begun on a machine and not greeted.
+        have_greeted: Whether any node ever has.
     """
 
     wanted: int
@@ -181,6 +182,7 @@ class Nodes:
     asked: int = 0
     losses: tuple[tuple[str, float], ...] = ()
     failures: int = 0
+    have_greeted: bool = False
 
     def find(self, number: int, *states: NodeState) -> Node | None:
         """Return the node of that *number* if it is in one of *states*; of none, in any."""
@@ -251,7 +253,7 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
     node = nodes.find(number, NodeState.JOINING)
     if node is None:
         return nodes, (Dismiss(number, "not wanted any longer"),)
-    nodes = replace(nodes, failures=0)
+    nodes = replace(nodes, failures=0, have_greeted=True)
     actions = tuple[NodeAction, ...]()
     for before in nodes.nodes:
         if before.machine == machine and before.state is NodeState.LOST:
@@ -271,6 +273,16 @@ def unfit(nodes: Nodes, number: int, why: str) -> NodeDecision:
     if nodes.find(number) is None:
         return nodes, ()
     return nodes.without(number), (Dismiss(number, why), NoNode(why))
+
+
+def unreached(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
+    """Return what follows when a node that begins does not reach the driver's side.
+
+    If none ever has, another would have the same fault. Else the fault may be its machine's.
+    """
+    if nodes.find(number, NodeState.JOINING) is None:
+        return nodes, ()
+    return _not_joined(nodes, number, why, at) if nodes.have_greeted else unfit(nodes, number, why)
 
 
 def heard(nodes: Nodes, number: int, at: float) -> NodeDecision:

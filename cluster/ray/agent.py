@@ -36,7 +36,7 @@ class Agent:
         self._loop = EventLoop()
         self._changed = threading.Condition()
         self._starter: NodeStarter | None = None
-        self._key = self._why = ""
+        self._key = self._unreached = self._why = ""
         self._is_swept = False
         self._used = _used_bytes()
         # Ray looks for this by the number of the parent, which need not be 1 for an orphan.
@@ -56,12 +56,22 @@ class Agent:
         node_order = decode([order.encode()])
         assert isinstance(node_order, NodeOrder)
         self._starter = NodeStarter(
-            self._loop, node_order, on_key=self._has_key, on_gone=self._has_ended
+            self._loop,
+            node_order,
+            on_key=self._has_key,
+            on_gone=self._has_ended,
+            on_unreached=self._is_unreached,
         )
         self._starter.start()
         with self._changed:
             self._changed.wait_for(lambda: self._key or self._why, node_order.join)
             return self._key
+
+    def unreached(self) -> str:
+        """Return why the node process does not reach the driver's side; empty once it has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._unreached or self._why)
+            return self._unreached
 
     def ended(self) -> tuple[str, bool]:
         """Return how the node process has ended, and whether all that came from it has."""
@@ -80,6 +90,11 @@ class Agent:
     def _has_key(self, key: str) -> None:
         with self._changed:
             self._key = key
+            self._changed.notify_all()
+
+    def _is_unreached(self, why: str) -> None:
+        with self._changed:
+            self._unreached = why
             self._changed.notify_all()
 
     def _has_ended(self, why: str, is_swept: bool) -> None:

@@ -259,7 +259,7 @@ class Broker:
         assert node.agent is not None
         order = replace(order, place=self._place(node, node.agent))
         ref = node.agent.actor.start.remote(encode(order)[0].decode())
-        self._then(ref, partial(self._started, node))
+        self._then(ref, partial(self._started, node, node.agent))
 
     def _place(self, node: _Node, agent: _Agent) -> str:
         """Return a place on the agent's machine: one that was a lost node's, if there is one."""
@@ -272,11 +272,16 @@ class Broker:
                 return place
             count += 1
 
-    def _started(self, node: _Node, key: Any, error: BaseException | None) -> None:
+    def _started(self, node: _Node, agent: _Agent, key: Any, error: BaseException | None) -> None:
         if key:
             self._tell(node=node.number, key=key)
+            self._then(agent.actor.unreached.remote(), partial(self._unreached, node))
         elif error is not None and not isinstance(error, RayActorError):
             self._gone(node, text_of(error), is_swept=True)
+
+    def _unreached(self, node: _Node, why: Any, _error: BaseException | None) -> None:
+        if why and node.number in self._nodes:
+            self._tell(node=node.number, unreached=why)
 
     def _watch(self, node: _Node, agent: _Agent) -> None:
         self._then(agent.actor.ended.remote(), partial(self._ended, node, agent))

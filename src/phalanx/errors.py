@@ -1,5 +1,6 @@
 """The errors that phalanx raises: one tree, split by whose fault it is."""
 
+from phalanx.supervision import AddressNotReached as AddressNotReached
 from phalanx.supervision import BadArguments as BadArguments
 from phalanx.supervision import CallerError as CallerError
 from phalanx.supervision import CallTimeout as CallTimeout

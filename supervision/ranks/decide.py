@@ -298,7 +298,7 @@ def ranks_exited(
         if directive is Directive.STOP:
             ending = ExitReason(ExitKind.NORMAL, f"{name} was stopped by the decider")
         return _close(state, ending, Decided(text), hurry=directive is Directive.ESCALATE)
-    if verdict(state.restart, reason, directive) is not Directive.RESTART:
+    if Directive.RESTART not in (directive, verdict(state.restart, reason)):
         why = f"{name} is {state.restart} and its end was {reason.kind}"
         return _close(state, reason, Decided("stop the group", why), hurry=False)
     affected = state.replaced_after(dead)

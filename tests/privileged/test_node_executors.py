@@ -21,6 +21,7 @@ from tests.support.survivors import Keeper
 
 from phalanx.actors import Executor, Launch, RestartPolicy, WorkerActor, WorkerContext
 from phalanx.cluster import NodeFenced, NodeLost
+from phalanx.errors import AddressNotReached, StartFailed
 from phalanx.runtime import Runtime
 
 TIMEOUT = 3.0  # seconds of silence that make a node lost
@@ -159,44 +160,54 @@ def test_a_cut_that_is_shorter_than_the_timeout_costs_time_alone(
     assert site.group.status().restarts == 0
 
 
-class Holder(WorkerActor):
-    """Holds what it was given."""
+class Heavy(WorkerActor):
+    """Is constructed with much."""
 
-    def __init__(self, held: bytes) -> None:
-        self.held = held
+    def __init__(self, load: bytes) -> None:
+        self._size = len(load)
 
     def size(self) -> int:
-        return len(self.held)
+        return self._size
 
 
-def test_a_node_is_kept_while_what_a_worker_is_made_with_takes_longer_than_its_timeout() -> None:
-    held = os.urandom(12 << 20)
+def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
+    runtime: Runtime,
+) -> None:
+    load = os.urandom(10_000_000)
     with namespace() as (name, cable, here, _):
-        ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
-        rate = ("rate", "2mbps", "burst", "64kb", "latency", "100ms")  # two million bytes a second
+        rate = ("rate", "8mbit", "burst", "32kb", "latency", "400ms")  # so it takes ten seconds
         subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "tbf", *rate], check=True)
+        prefix = ("ip", "netns", "exec", name, *MACHINE)
         nodes = LocalNodes(
             ranks_per_node=1,
             node_timeout=TIMEOUT,
             bind=here,
-            engine_options={"prefix": lambda _: ("ip", "netns", "exec", name, *MACHINE)},
+            engine_options={"slots": 1, "prefix": lambda _slot: prefix},
         )
-        told: list[Any] = []
-        with (
-            Runtime(console=None) as runtime,
-            Executor(
-                Holder,
-                1,
-                args=(held,),
-                cluster=nodes,
-                devices="cpu",
-                launch=Launch(preload=()),
-                runtime=runtime,
-            ) as group,
-        ):
-            group.subscribe(told.append)
-            assert group.collective_rpc("size") == [len(held)]
-            group.restart(timeout=LONG)
-            assert group.collective_rpc("size") == [len(held)]
-            assert [event for event in told if isinstance(event, NodeLost)] == []
-            assert group.status().epoch == 2
+        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": Launch(preload=())}
+        with Executor(Heavy, 1, args=(load,), runtime=runtime, **given) as group:
+            assert group.collective_rpc("size", LONG) == [len(load)]
+            assert [node.node for node in group.status().nodes] == [0]  # the first one
+            assert group.status().restarts == 0
+
+
+def test_an_address_that_other_machines_do_not_reach_is_told_with_its_option(
+    runtime: Runtime,
+) -> None:
+    with namespace() as (name, _, _, _):
+        ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
+        prefix = ("ip", "netns", "exec", name, *MACHINE)
+        nodes = LocalNodes(
+            ranks_per_node=1,
+            bind="127.0.0.1",  # is another one there
+            engine_options={"prefix": lambda _slot: prefix},
+        )
+        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": Launch(preload=())}
+        with pytest.raises(StartFailed, match="Connection refused") as failed:
+            Executor(Heavy, 2, args=(b"",), runtime=runtime, **given)
+
+    error = failed.value.__cause__
+    assert isinstance(error, AddressNotReached)
+    assert error.address.startswith("tcp://127.0.0.1:")
+    assert error.address in str(error)
+    assert "cluster.bind" in str(error)

@@ -31,6 +31,7 @@ def main() -> None:
             case {"start": number}:
                 tell(refused="it is no kettle", address="10.0.0.9")
                 tell(node=number, key=f"key of {number}")
+                tell(node=number, unreached="it is behind a wall")
                 tell(node=number, doubt="it hums")
                 tell(node=number, gone="it boiled", swept=True)
             case {"release": number}:

@@ -94,6 +94,7 @@ class LocalEngine:
             self._edit(order),
             on_key=lambda key: events.started(number, key),
             on_gone=gone,
+            on_unreached=lambda why: events.unreached(number, why),
             prefix=self._prefix(slot),
         )
 
@@ -168,9 +169,10 @@ class Agent:
         *,
         on_key: Callable[[str], None],
         on_gone: Callable[[str, bool], None],
+        on_unreached: Callable[[str], None],
         prefix: Sequence[str] = (),
     ) -> None:
-        del loop, prefix
+        del loop, prefix, on_unreached
         self.pid: int | None = None
         self._order = encode(order)[0].decode()
         self._on_key = on_key

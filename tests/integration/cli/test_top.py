@@ -320,12 +320,17 @@ def test_a_node_is_shown_with_its_last_beat_and_its_devices(
 ) -> None:
     driver = DriverStream(pid=1, name="", started_at=time.time(), address="")
     up = {"node": 0, "host": "alpha", "state": "up", "ranks": [0, 1]}
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {**up, "beat_age": 0.25, "devices": ["GPU-aaaa", "GPU-bbbb"]},
         {"node": 1, "host": "", "state": "asked", "ranks": [], "beat_age": None, "devices": []},
         {**up, "node": 2, "ranks": [], "beat_age": 0.0, "devices": []},
     ]
-    group = {"group": "tp", "worker": "W", "world_size": 2, "strategy": "one_for_one"}
+    group: dict[str, Any] = {
+        "group": "tp",
+        "worker": "W",
+        "world_size": 2,
+        "strategy": "one_for_one",
+    }
     group |= dict.fromkeys(("restarts", "restarts_in_window", "max_restarts", "epoch"), 1)
     group |= dict.fromkeys(("in_flight", "waiting", "standby"), 0)
     group |= {"phase": "serving", "ranks": [], "nodes": nodes}

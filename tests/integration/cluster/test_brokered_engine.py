@@ -38,6 +38,9 @@ class Told:
     def started(self, number: int, key: str) -> None:
         self.news.put(("started", number, key))
 
+    def unreached(self, number: int, why: str) -> None:
+        self.news.put(("unreached", number, why))
+
     def doubted(self, number: int, why: str) -> None:
         self.news.put(("doubted", number, why))
 
@@ -78,9 +81,10 @@ def test_what_the_broker_tells_is_told_of_its_node(
     assert told.next() == [("offered", 7)]
     engine.start(7, ORDER)
 
-    assert told.next(4) == [
+    assert told.next(5) == [
         ("refused", "10.0.0.9", "it is no kettle"),
         ("started", 7, "key of 7"),
+        ("unreached", 7, "it is behind a wall"),
         ("doubted", 7, "it hums"),
         ("gone", 7, "it boiled", True),
     ]

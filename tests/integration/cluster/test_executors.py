@@ -341,6 +341,7 @@ def test_the_report_of_a_lost_node_is_completed_when_that_is_fenced(
     assert (told.lost, told.node, told.fenced) == (Lost.NODE, victim, "")
     assert f"node {victim}, with all of its ranks; not yet fenced" in told.render()
     wait_until(lambda: all(report.fenced for report in group.status().reports))
+    wait_until(lambda: made.of(NodeFenced))
     assert {report.fenced for report in group.status().reports} == {made.of(NodeFenced)[0].why}
     assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
     group.close()  # which writes what is left

@@ -80,9 +80,8 @@ class Peer:
         return self.link.state
 
     def receive(self) -> Message:
-        assert self.link.socket.poll(int(LONG * 1000))
-        message = self.link.receive()
-        assert message is not None
+        while (message := self.link.receive()) is None:  # or a piece of one has come
+            assert self.link.socket.poll(int(LONG * 1000))
         return message
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from phalanx.cluster.link.messages import Greeting, Leave, Message, NodeOrder, S
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.cluster.nodes.lease import over_at
 from phalanx.runtime import Timer
-from phalanx.supervision import NodeRefused, RuntimeFault
+from phalanx.supervision import AddressNotReached, NodeRefused, RuntimeFault
 
 LIMITS = NodeLimits(lease=10.0, wait=60.0, join=20.0, leave=5.0, quarantine=600.0)
 GREETING = greeting_of("0" * 32, "10.0.0.1")
@@ -294,6 +294,22 @@ def test_a_node_with_another_python_is_refused_by_a_typed_error() -> None:
     assert isinstance(error, NodeRefused)
     assert "has Python 3.1" in str(error)
     assert world.owner.nodes.nodes == ()
+
+
+def test_an_address_that_no_node_reaches_is_told_by_a_typed_error_with_the_option() -> None:
+    world = World()
+    world.owner.want(1)
+    world.owner.offered(0)
+    world.owner.started(0, "k")
+    world.told()
+
+    world.owner.unreached(0, "alpha does not reach it: No route to host")
+
+    *rest, (_, error) = world.told()
+    assert rest == [("silence", 0), ("release", 0)]
+    assert isinstance(error, AddressNotReached)
+    assert error.address == world.endpoint
+    assert "No route to host: give cluster.bind an address" in str(error)
 
 
 def test_a_node_that_breaks_the_rules_of_its_link_is_lost(world: World) -> None:

@@ -289,6 +289,32 @@ def test_nodes_that_do_not_join_are_replaced_until_some_in_a_row_have_failed() -
     assert nodes.nodes == ()
 
 
+def test_an_address_that_the_first_node_does_not_reach_is_reached_by_none() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 2, 0.0)
+    nodes, _ = decide.offered(nodes, 0, 1.0)
+
+    nodes, actions = decide.unreached(nodes, 0, "no route", 6.0)
+
+    assert actions == (Dismiss(0, "no route"), NoNode("no route"))
+    assert nodes.find(0) is None
+
+
+def test_a_node_that_does_not_reach_what_others_have_reached_is_replaced() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 2, 0.0)
+    nodes, _ = decide.offered(nodes, 0, 1.0)
+    nodes, _ = decide.greeted(nodes, 0, "a", 1.0)
+    for number in range(1, 3):
+        nodes, _ = decide.offered(nodes, number, 1.0)
+        nodes, actions = decide.unreached(nodes, number, "no route", 6.0)
+        assert actions == (Dismiss(number, "no route"), AskForNode(number + 1))
+    nodes, _ = decide.offered(nodes, 3, 1.0)
+
+    nodes, actions = decide.unreached(nodes, 3, "no route", 6.0)
+
+    assert NoNode("3 nodes in a row have not joined; the last of them: no route") in actions
+    assert decide.unreached(nodes, 0, "no route", 7.0) == (nodes, ())  # it has joined
+
+
 def test_a_node_that_joins_ends_a_row_of_failures() -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
     for number in range(5):

@@ -178,14 +178,15 @@ def test_a_body_in_pieces_is_one_packet_whether_or_not_there_is_room() -> None:
     arena = Arena.create(ARENA_SIZE)
     channel = SocketChannel.create(arena, 1)
     worker = socket.socket(fileno=os.dup(channel.child_fds()["data"]))
-    value = [b"x" * 70_000, bytearray(b"y" * 10_000)]
+    changes = bytearray(b"y" * 10_000)
+    value = [b"x" * 70_000, changes]
     payload = Payload.of(encode(value, "it"), arena)
     sent = 0
     try:
         head = call_packet(payload, Flag.NONE, 1, 7, 0, EVERY_RANK)
         while channel.send(head, None, payload.rest):
             sent += 1
-        value[1][:] = bytes(10_000)  # what has been packed does not change any more
+        changes[:] = bytes(10_000)  # what has been packed does not change any more
 
         assert len(payload.rest) > 1
         assert sent > 0
