@@ -95,9 +95,10 @@ class InlineGroup:
         stream: StreamInbox | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
-        **_others: object,  # nothing waits for its turn
+        at_once: bool = True,
     ) -> Any:
         """Run a call here and now, and return its value, its future or its stream."""
+        del at_once  # nothing waits for its turn
         if timeout is not None:
             check_timeout(timeout)
         name, _ = self.methods.declared_of(method, each)

@@ -29,6 +29,7 @@ from phalanx.runtime import (
     Lost,
     ReportFolder,
     ReportNotWritten,
+    ReportWritten,
     WorkerCrashed,
     WorkerExited,
     exit_of_process,
@@ -191,6 +192,11 @@ def reason_of(worker: Worker) -> ExitReason:
     return reason
 
 
+def _death(report: CrashReport) -> tuple[str, str]:
+    """Return what two reports on one death share: spares have no number that differs."""
+    return report.name, report.at
+
+
 def start_error(worker: Worker, reason: ExitReason, report: CrashReport) -> StartFailed:
     """Return what the constructor raises; its cause is the worker's own exception, if it raised."""
     detail = f"rank {worker.rank} (pid {report.pid}) did not become ready: {reason}"
@@ -238,7 +244,8 @@ class Deaths:
         kept = cast("ReportFolder | None", spec.policy.report_dir)
         self._folder = kept or group.runtime.reports or ReportFolder.from_environment()
         self._writer = CallbackThread(group.complain)
-        self._unwritten: list[CrashReport] = []  # the writer's own
+        self._unwritten: list[CrashReport] = []  # the writer's; as is
+        self._incomplete: dict[tuple[str, str], str] = {}  # files of reports without the fence
         self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
         self.restarts = 0
         self.at = 0.0
@@ -385,9 +392,9 @@ class Deaths:
     # --- on the writer's thread ---------------------------------------------------------
 
     def _write(self, folder: ReportFolder, report: CrashReport) -> None:
-        self._unwritten = [each for each in self._unwritten if each.name != report.name]
+        self._unwritten = [each for each in self._unwritten if _death(each) != _death(report)]
         self._catch_up(folder)
-        told = folder.write(report)
+        told = self._try(folder, report)
         if isinstance(told, ReportNotWritten):
             self._unwritten = [*self._unwritten[1 - _KEPT :], report]
         self._group.publish(told)
@@ -395,11 +402,19 @@ class Deaths:
     def _catch_up(self, folder: ReportFolder) -> None:
         """Write the reports for which there was no room, while there is."""
         while self._unwritten:
-            told = folder.write(self._unwritten[0])
+            told = self._try(folder, self._unwritten[0])
             if isinstance(told, ReportNotWritten):
                 return  # that was said when it was tried first
             del self._unwritten[0]
             self._group.publish(told)
+
+    def _try(self, folder: ReportFolder, report: CrashReport) -> ReportWritten | ReportNotWritten:
+        told = folder.write(report, self._incomplete.get(_death(report), ""))
+        if isinstance(told, ReportWritten):
+            self._incomplete.pop(_death(report), None)
+            if report.lost is Lost.NODE and not report.fenced:
+                self._incomplete[_death(report)] = told.path
+        return told
 
     # --- the errors of calls ------------------------------------------------------------
 

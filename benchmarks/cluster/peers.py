@@ -1,7 +1,7 @@
 """Peers on two machines: Ray actors on two Ray nodes, Monarch on two hosts, torchrun's two agents.
 
 Each is a contestant in a separate process on the driver's machine, in a separate environment; what
-it starts on the other machines it starts by the prefixes that it is told.
+it starts on the other machines it starts by prefixes in its arguments.
 """
 
 from __future__ import annotations

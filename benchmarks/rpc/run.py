@@ -71,7 +71,7 @@ class Plan:
 
     Attributes:
         sizes: Bytes of the argument; 0 is a call without one.
-        forms: What those bytes are; a structure has a size of its own.
+        forms: What those bytes are; the size of a structure is fixed.
         back: Whether the same is measured as a value as well.
         seconds: How long a turn of one contestant at one size lasts, about.
         rest: Seconds for which processors at rest are watched; 0 leaves it out.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from phalanx.chaos.history import events as ev
@@ -139,24 +140,28 @@ def _may_begin(history: History) -> set[tuple[Worker, int]]:
 
 
 def _overtaken(history: History) -> Findings:
-    """Find collective calls that were sent again behind one that was made later."""
+    """Find collective calls that were sent again behind one that was made later.
+
+    Calls get their numbers when their callers make them. A caller may lose its processor before its
+    call is issued, so that the moment of that alone does not tell which was made first.
+    """
     # So far, by group and epoch.
-    youngest: dict[tuple[str, int], tuple[ev.CallIssued, ev.CallSent]] = {}
+    earlier: dict[tuple[str, int], list[tuple[ev.CallIssued, ev.CallSent]]] = defaultdict(list)
     before: dict[int, ev.CallSent] = {}  # each call's latest sending
     for sent in sorted(history.every(ev.CallSent), key=lambda each: each.wire):
         issued = history.calls[sent.call].issued
         if not issued or issued[0].shape != "collective":
             continue
-        where = sent.group, sent.epoch
         last = before.get(sent.call, sent)
         before[sent.call] = sent
-        other = youngest.get(where)
+        others = earlier[sent.group, sent.epoch]
         # Within an epoch a call may come back while others are under way.
-        if other is not None and last.epoch < sent.epoch and other[0].at > last.at:
-            text = f"call {sent.call} was sent again behind call {other[1].call}, which was made"
-            yield f"{text} after the former had been sent", (last, *other, sent)
-        if other is None or issued[0].at > other[0].at:
-            youngest[where] = issued[0], sent
+        for other in others if last.epoch < sent.epoch else ():
+            if other[0].at > last.at and other[1].call > sent.call:
+                text = f"call {sent.call} was sent again behind call {other[1].call}, which was"
+                yield f"{text} made after the former had been sent", (last, *other, sent)
+                break
+        others.append((issued[0], sent))
 
 
 def _must_have_arrived(call: CallHistory) -> bool:

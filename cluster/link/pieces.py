@@ -52,7 +52,8 @@ class Outbox:
             if sum(self._sizes) <= _LEAST:
                 return parts
             self._rest = memoryview(b"".join(parts))
-        piece, self._rest = bytes(self._rest[: self._size]), self._rest[self._size :]
+        piece, rest = bytes(self._rest[: self._size]), self._rest[self._size :]
+        self._rest = rest or memoryview(b"")  # an empty part of it would keep the whole message
         self._sent_at = now
         return encode(Piece(data=piece, sizes=() if self._rest else self._sizes))
 

@@ -62,12 +62,10 @@ REFUSED = 71
 """Exit code of one that the driver's side would not have."""
 
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
-_REACH = 5.0  # seconds for a connection, after which it is told that there is none
+_REACH = 5.0  # seconds for a connection, after which the node reports that it has none
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
 _PATIENCE = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
-_SPARSE = (
-    4  # of so many beats one goes out on a link that brings no answer, for it delays the fence
-)
+_SPARSE = 4  # of so many beats one goes out on a link without answers: it delays the fence
 _HANDSHAKE = 15  # beats until a connection that is there, and is not open, is tried anew
 
 

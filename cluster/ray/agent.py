@@ -38,6 +38,7 @@ class Agent:
         self._starter: NodeStarter | None = None
         self._key = self._unreached = self._why = ""
         self._is_swept = False
+        self._join = 0.0  # seconds in which the node greets, or never
         self._used = _used_bytes()
         # Ray looks for this by the number of the parent, which need not be 1 for an orphan.
         raylet = os.pidfd_open(os.getppid())
@@ -55,6 +56,7 @@ class Agent:
         """
         node_order = decode([order.encode()])
         assert isinstance(node_order, NodeOrder)
+        self._join = node_order.join
         self._starter = NodeStarter(
             self._loop,
             node_order,
@@ -64,13 +66,13 @@ class Agent:
         )
         self._starter.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._key or self._why, node_order.join)
+            self._changed.wait_for(lambda: self._key or self._why, self._join)
             return self._key
 
     def unreached(self) -> str:
-        """Return why the node process does not reach the driver's side; empty once it has ended."""
+        """Return why the node process does not reach the driver's side; empty if it may have."""
         with self._changed:
-            self._changed.wait_for(lambda: self._unreached or self._why)
+            self._changed.wait_for(lambda: self._unreached or self._why, self._join)
             return self._unreached
 
     def ended(self) -> tuple[str, bool]:

@@ -34,7 +34,7 @@ from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.descriptors import receive_with_fds
 from phalanx.runtime.process.child_main import LaunchSpec
 from phalanx.runtime.process.helper import Helper
-from phalanx.supervision import ExitReason, RuntimeFault
+from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -138,15 +138,17 @@ class RendezvousStore:
         """Return the meeting place of *epoch*; that of the epoch before is gone from now on.
 
         Args:
-            epoch: Above the last one.
             address: The IP address of this machine on which it listens.
 
         Raises:
+            SpecError: *epoch* is not above the last one.
             RuntimeFault: *address* cannot be bound, or this store is closed.
         """
         with self._helper.lock:
             if self._helper.closed:
                 raise RuntimeFault(f"the rendezvous store of {self._group} is closed")
+            if epoch <= self._epoch:
+                raise SpecError("epoch", epoch, f"must be above the last one, {self._epoch}")
             listener = _listen(address)
             self._forget_listener()
             self._epoch = epoch

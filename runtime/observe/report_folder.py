@@ -1,6 +1,7 @@
 """Report store: a directory of crash reports as files.
 
-- A file is complete or absent, readable by its owner alone, and named so that names sort by time.
+- A file is complete or absent, readable by its owner alone, and named so that names sort by time,
+  also if the wall clock is set back.
 - At most *keep* reports are kept, the newest; no other file is ever removed.
 - A disk that is full or read-only is an event, not an exception. Reading skips torn, foreign or
   unreadable files, and says so.
@@ -9,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import re
 import tempfile
@@ -31,6 +33,8 @@ _TORN: Final = ".phalanx-report-"  # while it is being written
 _ABANDONED: Final = 3600.0  # seconds after which its writer is taken for dead
 _LONGEST: Final = 64 << 20  # bytes; ours have less than one MiB
 _NAME: Final = 80  # characters of a group's name in that of a file
+_STAMP: Final = "%Y-%m-%dT%H_%M_%S.%f"  # what a name begins with
+_DIGITS: Final = 26  # characters of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,14 @@ class ReportFolder:
         named = os.environ.get(VARIABLE, "")
         return cls.of(VARIABLE, named) if named else None
 
-    def write(self, report: CrashReport) -> ReportWritten | ReportNotWritten:
-        """Write *report* to a file of its own, over an earlier one on the same death.
+    def write(self, report: CrashReport, replaced: str = "") -> ReportWritten | ReportNotWritten:
+        """Write *report* to a new file, or over *replaced*; an `OSError` is returned as an event.
 
-        An `OSError` is returned as an event.
+        Args:
+            replaced: The path of an earlier report on the same death.
         """
         try:
-            path = self._write(report)
+            path = self._write(report, replaced)
         except OSError as error:
             at = time.monotonic()
             return ReportNotWritten(directory=str(self.path), problem=str(error), at=at)
@@ -127,7 +132,7 @@ class ReportFolder:
             if name.endswith(".json") and not name.startswith("."):
                 yield read_report(self.path / name)
 
-    def _write(self, report: CrashReport) -> Path:
+    def _write(self, report: CrashReport, replaced: str) -> Path:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=_TORN, dir=self.path)  # 0600 by nature
         try:
@@ -135,14 +140,24 @@ class ReportFolder:
                 file.write(report.to_json())
                 file.flush()
                 os.fsync(file.fileno())  # raises on a full disk
-            who = f"{report.group[:_NAME]}-{report.rank}-{report.incarnation}-{report.pid}"
-            path = self.path / f"{_plain(report.at)}-{_plain(who)}.json"
+            path = Path(replaced) if replaced else self.path / self._name_of(report)
             Path(temporary).replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
             raise
         return path
+
+    def _name_of(self, report: CrashReport) -> str:
+        at = report.at
+        newest = max((e.name for e in os.scandir(self.path) if _OURS.fullmatch(e.name)), default="")
+        if newest > _plain(dt.datetime.now(dt.UTC).isoformat()):
+            # The clock was set back: named by it, this report would sort as the oldest.
+            with contextlib.suppress(ValueError):
+                last = dt.datetime.strptime(newest[:_DIGITS], _STAMP).replace(tzinfo=dt.UTC)
+                at = (last + dt.timedelta(microseconds=1)).isoformat(timespec="microseconds")
+        who = f"{report.group[:_NAME]}-{report.rank}-{report.incarnation}-{report.pid}"
+        return f"{_plain(at)}-{_plain(who)}.json"
 
     def _prune(self) -> None:
         """Remove the oldest reports past the limit, and abandoned temporary files."""

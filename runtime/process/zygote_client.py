@@ -121,6 +121,12 @@ class StartRequest:
         outputs = 1 if out is None else out, 2 if err is None else err
         return [self.file, self.awaits, *outputs, *self.spec.fds.values()]
 
+    def check_fds(self) -> None:
+        """Raise SpecError if the spec names a descriptor that is not open."""
+        for name, fd in zip(("stdout", "stderr", *self.spec.fds), self.fds[2:], strict=True):
+            if not _is_open(fd):
+                raise SpecError(f"fds[{name!r}]", fd, "pass an open descriptor")
+
     def release(self) -> None:
         """Let the process begin."""
         with contextlib.suppress(BrokenPipeError):  # it has exited, which its pidfd reports
@@ -201,7 +207,7 @@ class Zygote:
         """Fork all of *requests*; return False if this zygote must not fork.
 
         Raises:
-            SpecError: a module of the preload does not import.
+            SpecError: a module of the preload does not import, or a descriptor is not open.
             RuntimeFault: it could not be done in time, or is no longer wanted.
         """
         for _ in range(_ATTEMPTS):
@@ -273,8 +279,12 @@ class Zygote:
                 # It has exited; its successor, which imports, would be killed by a message.
                 if self._boot is not boot:
                     break
-                if not self._helper.send(REQUEST.pack(request.number), request.fds):
-                    break
+                try:
+                    if not self._helper.send(REQUEST.pack(request.number), request.fds):
+                        break
+                except OSError:
+                    request.check_fds()
+                    raise
         with self._condition:
             while not all(request.is_ours for request in requests):
                 problem = next((r.problem for r in requests if r.problem), "")

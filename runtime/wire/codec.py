@@ -43,7 +43,7 @@ class Encoded:
         return self.body if sum(map(_size, chunks)) <= limit else None
 
     def fixed_chunks(self) -> tuple[bytes, ...]:
-        """Return the pickle in pieces that nobody can change; `bytes` are not copied."""
+        """Return the pickle in immutable pieces; `bytes` are not copied."""
         return tuple([each if type(each) is bytes else bytes(each) for each in self.chunks])
 
     @property

@@ -30,7 +30,7 @@ from phalanx.runtime.distributed.rendezvous import (
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop
-from phalanx.supervision import ExitKind, RuntimeFault
+from phalanx.supervision import ExitKind, RuntimeFault, SpecError
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
@@ -216,6 +216,14 @@ def test_a_store_that_cannot_be_started_is_an_event(core: tuple[EventLoop, Launc
     assert event.pid is None
     assert "the launcher is closed" in event.reason.detail
     assert on(rendezvous.port) == set()
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 2])
+def test_an_epoch_that_does_not_rise_is_refused(driver: Driver, epoch: int) -> None:
+    driver.store.open(3)
+
+    with pytest.raises(SpecError, match="epoch"):
+        driver.store.open(epoch)
 
 
 def test_a_closed_store_opens_no_epoch(driver: Driver) -> None:

@@ -14,6 +14,7 @@ from tests.support.histories import Teller, whole
 from phalanx.chaos import INVARIANTS
 from phalanx.chaos.checker.checker import RULES, check
 from phalanx.chaos.history.events import (
+    CallIssued,
     ChangePlanned,
     DriverEnded,
     FaultInjected,
@@ -246,6 +247,22 @@ def test_where_a_group_gives_up_no_call_is_made_again() -> None:
     teller.settle(call, "died")
     teller.add(GroupEnded, group="g", epoch=1, cause="give up")
     teller.add(DriverEnded, number=1, closed=True)
+
+    assert teller.broken() == set()
+
+
+def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one() -> None:
+    teller = whole()
+    teller.calls += 1
+    held_up = teller.calls  # numbered, and not issued
+    call = teller.issue(retries=1)
+    teller.begin(call, teller.send(call), 0)
+    teller.add(CallIssued, group="g", call=held_up, method="m", shape="collective")
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    for each in (held_up, call):
+        lies.again(teller, each)
+    teller.close()
 
     assert teller.broken() == set()
 

@@ -280,12 +280,18 @@ def test_a_node_that_was_being_silenced_when_the_gateway_died_is_fenced_a_lease_
     assert ("fenced", 0) in world.told()
 
 
-def test_a_node_with_another_python_is_refused_by_a_typed_error() -> None:
+def beginning() -> World:
+    """Return a world with one node, which has begun and not greeted."""
     world = World()
     world.owner.want(1)
     world.owner.offered(0)
     world.owner.started(0, "k")
     world.told()
+    return world
+
+
+def test_a_node_with_another_python_is_refused_by_a_typed_error() -> None:
+    world = beginning()
 
     world.owner.received(0, replace(GREETING, python="3.1.4"), 0.0)
 
@@ -297,11 +303,7 @@ def test_a_node_with_another_python_is_refused_by_a_typed_error() -> None:
 
 
 def test_an_address_that_no_node_reaches_is_told_by_a_typed_error_with_the_option() -> None:
-    world = World()
-    world.owner.want(1)
-    world.owner.offered(0)
-    world.owner.started(0, "k")
-    world.told()
+    world = beginning()
 
     world.owner.unreached(0, "alpha does not reach it: No route to host")
 

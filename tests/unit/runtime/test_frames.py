@@ -186,7 +186,7 @@ def test_a_body_in_pieces_is_one_packet_whether_or_not_there_is_room() -> None:
         head = call_packet(payload, Flag.NONE, 1, 7, 0, EVERY_RANK)
         while channel.send(head, None, payload.rest):
             sent += 1
-        changes[:] = bytes(10_000)  # what has been packed does not change any more
+        changes[:] = bytes(10_000)  # what has been packed stays
 
         assert len(payload.rest) > 1
         assert sent > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import sys
 import time
@@ -75,6 +76,18 @@ def test_the_newest_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None
     assert mine.exists()
     assert being_written.exists()
     assert not abandoned.exists()
+
+
+def test_what_is_written_after_the_clock_was_set_back_is_the_newest(tmp_path: Path) -> None:
+    folder = ReportFolder(tmp_path, keep=3)
+    ahead = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    written(folder, replace(report(), at=ahead.isoformat(timespec="microseconds")))
+
+    for second in (5, 1, 4):
+        written(folder, report(second))
+
+    found = [each.report.at[17:19] for each in folder.read() if each.report is not None]
+    assert found == ["04", "01", "05"]
 
 
 def test_what_is_no_report_is_passed_over_with_the_reason(tmp_path: Path) -> None:
@@ -191,6 +204,6 @@ def test_a_report_that_is_completed_replaces_the_one_before(tmp_path: Path) -> N
     path = written(folder, report())
     complete = replace(report(), lost=Lost.NODE, node=2, fenced="its last word")
 
-    assert folder.write(complete) == ReportWritten(path=str(path), at=ANY)
+    assert folder.write(complete, str(path)) == ReportWritten(path=str(path), at=ANY)
 
     assert [(each.path, each.report) for each in folder.read()] == [(path, complete)]
