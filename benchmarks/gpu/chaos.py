@@ -71,9 +71,9 @@ def _traffic(executor: Executor[Any], chance: random.Random) -> None:
 
 
 def run(record: Record) -> None:
-    """Run it for all but the last 100 seconds, which its end may take."""
+    """Run it for all but the last 100 seconds, at most half of the time, which its end may take."""
     faults = _FAULTS if record.rehearsal else (*_FAULTS, "cuda_error", "cuda_oom")
-    duration = max(2.0, record.choose(record.left() - 100.0, 4.0))
+    duration = max(2.0, record.choose(max(record.left() - 100.0, record.left() / 2), 4.0))
     plan = Chaos(duration=duration, rate=1.0, faults=faults, seed=12, call_timeout=10.0)
     result = run_chaos(on_cpu if record.rehearsal else on_gpu, plan)
     record.set(

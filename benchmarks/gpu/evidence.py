@@ -144,7 +144,7 @@ def _xid(record: Record) -> dict[str, Any]:
 
 def _tests(record: Record) -> dict[str, Any]:
     """Run what ``make test-gpu`` runs, with this interpreter."""
-    words = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-q", "-p", "no:cacheprovider")
+    words = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "--durations=0", "-p", "no:cacheprovider")
     # The tests have a driver that sees no GPU, as it should be; their pool takes the user's mask.
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     try:
@@ -161,4 +161,4 @@ def _tests(record: Record) -> dict[str, Any]:
     except subprocess.TimeoutExpired as late:
         code, text = -1, (late.stdout or b"").decode(errors="replace")
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", text[-400:])}
-    return {"code": code, "counts": counts, "output": text[-6000:]}
+    return {"code": code, "counts": counts, "output": text[-12000:]}

@@ -32,7 +32,9 @@ class Record:
         self.rehearsal = rehearsal
         self.device = "cpu" if rehearsal else "cuda:0"
         self.meter = find_meter(rehearsal=rehearsal)
-        self._until = float(os.environ.get("PHALANX_LAB_UNTIL", time.monotonic() + 500.0))
+        now = time.monotonic()
+        self._until = float(os.environ.get("PHALANX_LAB_UNTIL", now + 500.0))
+        self._whole = self._until - now
         self._values: dict[str, Any] = {
             "name": name,
             "rehearsal": rehearsal,
@@ -47,8 +49,11 @@ class Record:
         return self._until - 10.0 - time.monotonic()
 
     def has_time(self, seconds: float = 0.0) -> bool:
-        """Return whether *seconds* more may be spent; in a rehearsal, whether any."""
-        return self.left() > (0.0 if self.rehearsal else seconds)
+        """Return whether *seconds* more, at most a fifth of the whole, may be spent.
+
+        In a rehearsal, whether any.
+        """
+        return self.left() > (0.0 if self.rehearsal else min(seconds, self._whole / 5))
 
     def wait_idle(self) -> int:
         """Return the bytes in use at the beginning, once no more are; wait at most 15 seconds."""

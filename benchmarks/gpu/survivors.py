@@ -96,31 +96,18 @@ class Meeting(WorkerActor):
 
 
 def run(record: Record) -> None:
-    """Kill ranks in each situation; the commonest last, for as long as there is time."""
+    """Kill ranks in each situation, for as long as there is time; then abort without a kill."""
     chance = random.Random(5)
     with Runtime(console=None, stream=False) as runtime:
         with _group(record, runtime) as ex:
             record.set(environment=NCCL_ON_ONE_GPU, right=ex.collective_rpc("total", _LONG))
-            few = record.choose(10, 1)
-            for _ in range(few):
-                _once(
-                    record, ex, "split child", ("wait_for_rank", 1, 60.0), chance=chance, victim=1
-                )
-            for _ in range(few):
-                _once(record, ex, "idle", ("wait",), chance=chance)
-            for _ in range(few):
-                _twice(record, ex, chance)
-            for _ in range(record.choose(3, 1)):
-                _stop(record, ex)
-            for _ in range(record.choose(200, 2)):
+            for number in range(record.choose(200, 2)):
                 if not record.has_time(60.0):
                     break
-                split = chance.random() < 0.3
-                how = "in a split group" if split else "in mid-collective"
-                _once(record, ex, how, ("reduce", 60.0), chance=chance, split=split)
+                _round(record, ex, chance, number)
             record.set(reports=[_report(each) for each in ex.status().reports[-50:]])
         for _ in range(record.choose(5, 1)):
-            if record.has_time(40.0):
+            if record.has_time(20.0):
                 with _group(record, runtime) as ex, suppress(WorkerDied):
                     record.add("aborts", seconds=ex.call("abort_alone", _LONG, rank=0))
     rows = record.rows("kills")
@@ -132,6 +119,20 @@ def run(record: Record) -> None:
         wrong_weights=sum(not row["weights"] for row in rows),
         kills_done=len(rows),
     )
+
+
+def _round(record: Record, ex: Executor[Any], chance: random.Random, number: int) -> None:
+    """Kill a rank in mid-collective; in the first rounds in each other situation as well."""
+    few = record.choose(10, 1)
+    if number < few:
+        _once(record, ex, "split child", ("wait_for_rank", 1, 60.0), chance=chance, victim=1)
+        _once(record, ex, "idle", ("wait",), chance=chance)
+        _twice(record, ex, chance)
+    if number < min(few, 3):
+        _stop(record, ex)
+    split = chance.random() < 0.3
+    how = "in a split group" if split else "in mid-collective"
+    _once(record, ex, how, ("reduce", 60.0), chance=chance, split=split)
 
 
 def _group(record: Record, runtime: Runtime) -> Executor[Any]:

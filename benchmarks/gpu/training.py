@@ -84,7 +84,7 @@ def run(record: Record) -> None:
     with Runtime(console=None, stream=False) as runtime:
         with _training(record, runtime) as run:
             losses = [next(run.steps(1)).result]
-            while len(record.rows("kills")) < kills and record.left() > record.choose(120.0, 0.0):
+            while len(record.rows("kills")) < kills and record.has_time(120.0):
                 losses += _kill_once(record, run, chance)
             steps, digest = len(losses), run.digest()
             redone = sum(each.redone for each in run.resumed)
