@@ -89,7 +89,7 @@ def trigger(kind: str, device: str) -> None:
     if device == "cpu":
         name, _, text = _STAND_IN[kind]
         error = {"OutOfMemoryError": torch.OutOfMemoryError}.get(name, torch.AcceleratorError)
-        raise (RuntimeError if name == "RuntimeError" else error)(text)
+        raise (RuntimeError if name == "RuntimeError" else error)(text + _ADVICE)
     values = torch.zeros(64, device=device)
     if kind in _KERNELS:
         source = f'extern "C" __global__ void broken(int* p) {{ {_KERNELS[kind]} }}'
@@ -129,7 +129,8 @@ def _fork(torch: Any, device: str) -> None:
     raise RuntimeError(text.decode())
 
 
-# kind -> the type, whether it repeats, and the text, as CUDA's documentation has them: not seen.
+_ADVICE = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+# kind -> the type, whether it repeats, and the text: as seen on a device, before the advice.
 _STAND_IN: dict[str, tuple[str, bool, str]] = {
     "assert": ("AcceleratorError", True, "CUDA error: device-side assert triggered"),
     "out of memory": ("OutOfMemoryError", False, "CUDA out of memory. Tried to allocate 16.00 TiB"),

@@ -24,26 +24,25 @@ if TYPE_CHECKING:
 
 _ENDLESS = 1 << 62  # cycles of the device's clock: a century
 _HANG = 2.0  # seconds that a call may take in the runs through phalanx
-_WAIT = 3.0  # seconds that a signal gets to end the process
+_WAIT = 1.0  # seconds that a signal gets to end the process
 
 
 def run(record: Record) -> None:
     """Measure each way to hang with each signal, and then through phalanx."""
     size = record.choose(8 * GIB, 100 * MIB)
-    for number in range(record.choose(3, 1)):
-        for how in record.choose(("kernel", "interpreter", "idle"), ("kernel",)):
-            for name in ("SIGTERM", "SIGKILL", "SIGSTOP"):
-                if record.has_time(40.0):
-                    row = _signal(record, how, getattr(signal, name), size)
-                    record.add("signals", round=number, how=how, signal=name, **row)
-    for field in ("gone", "free"):
-        record.summarize("signals", field, "how", "signal")
     with Runtime(console=None, stream=False) as runtime:
-        for how in ("kernel", "interpreter"):
-            for number in range(record.choose(5, 1)):
-                if record.has_time(60.0):
+        for number in range(record.choose(5, 1)):
+            for how in record.choose(("kernel", "interpreter", "idle"), ("kernel",)):
+                for name in ("SIGTERM", "SIGKILL", "SIGSTOP"):
+                    if record.has_time(40.0):
+                        row = _signal(record, how, getattr(signal, name), size)
+                        record.add("signals", round=number, how=how, signal=name, **row)
+            for how in ("kernel", "interpreter"):
+                if record.has_time(40.0):
                     row = _phalanx(record, runtime, how)
                     record.add("phalanx", round=number, how=how, **row)
+    for field in ("gone", "free", "gone_by_signal"):
+        record.summarize("signals", field, "how", "signal")
     record.summarize("phalanx", "known", "how")
     record.summarize("phalanx", "answered", "how")
 

@@ -1,8 +1,11 @@
 """E4: leases on a device that a process beside us uses as well.
 
-- ``beside``: it takes memory while a rank has the device; the rank's lease is given back.
-- ``residue``: a child of the rank lives on with its memory: the lease must not be given again.
-- ``restored``: that child ends: the device comes back.
+- ``beside``: it takes memory while a rank has the device; the rank's lease is given back. NVML
+  lists whose memory it is, so that the device is free.
+- ``unlisted``: the same where NVML lists no processes, as in many containers: the device is put
+  aside until that memory is free.
+- ``residue``: a child of the rank lives on with its descriptors, and so with its memory: the lease
+  must not be given again before that child ends.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import NoDevice
-from phalanx.runtime import DevicePool, Gpu, Request
+from phalanx.runtime import DevicePool, Gpu, Request, find_gpus
 
 from .device import GIB, MIB, Holder, allocate
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from .record import Record
 
-_RELEASE = 3.0  # seconds that a dead rank's memory may take here
+_RELEASE = 1.0  # seconds that a dead rank's memory may take here
 
 
 def run(record: Record) -> None:
@@ -33,6 +36,7 @@ def run(record: Record) -> None:
     for number in range(record.choose(5, 1)):
         if record.has_time(40.0):
             record.add("beside", round=number, **_beside(record, *sizes))
+            record.add("unlisted", round=number, **_beside(record, *sizes, listed=False))
             record.add("residue", round=number, **_residue(record, sizes[0]))
 
 
@@ -40,11 +44,12 @@ def _holder(record: Record, size: int, *, with_child: bool = False) -> tuple[Hol
     device = record.device
 
     def task(tell: Callable[[str], None]) -> Any:
-        if with_child and (pid := os.fork()):
-            # The memory is the child's: what a rank starts may outlive it.
-            tell(f"child {pid}")
-            return None
         held = allocate(device, size)
+        if with_child:
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()  # a copy of the descriptors, and nothing else
+            tell(f"child {pid}")
         tell("ready")
         return held
 
@@ -55,16 +60,18 @@ def _holder(record: Record, size: int, *, with_child: bool = False) -> tuple[Hol
     return holder, said
 
 
-def _pool(record: Record) -> DevicePool:
-    inventory = _HostInventory(record) if record.rehearsal else None
+def _pool(record: Record, *, listed: bool = True) -> DevicePool:
+    inventory: GpuInventory = _HostInventory(record) if record.rehearsal else find_gpus()
+    if not listed:
+        inventory = _Unlisted(inventory)
     environment = dict[str, str]() if record.rehearsal else os.environ
     release = record.choose(_RELEASE, 0.5)
     return DevicePool.of("cuda", 1, inventory, environment, release_timeout=release)
 
 
-def _beside(record: Record, own: int, foreign: int) -> dict[str, Any]:
+def _beside(record: Record, own: int, foreign: int, *, listed: bool = True) -> dict[str, Any]:
     """Return what becomes of the device when a rank ends while a stranger has grown."""
-    with _pool(record) as pool:
+    with _pool(record, listed=listed) as pool:
         lease = pool.acquire([Request(0, "e4/0")])[0]
         rank, said = _holder(record, own)
         with rank:
@@ -123,6 +130,17 @@ def _restored(pool: DevicePool) -> float | None:
             return time.monotonic() - began
         time.sleep(0.01)  # a pool looks when it is asked
     return None
+
+
+class _Unlisted:
+    """What *inner* finds, but for whose memory it is: as in many containers."""
+
+    def __init__(self, inner: GpuInventory) -> None:
+        self.gpus, self.used_bytes = inner.gpus, inner.used_bytes
+        self.faults, self.close = inner.faults, inner.close
+
+    def processes(self, uuid: str) -> Mapping[int, int | None] | None:  # noqa: ARG002  # a protocol's
+        return None
 
 
 class _HostInventory:

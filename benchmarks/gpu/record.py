@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +33,7 @@ class Record:
         self.rehearsal = rehearsal
         self.device = "cpu" if rehearsal else "cuda:0"
         self.meter = find_meter(rehearsal=rehearsal)
+        self._lock = threading.Lock()
         now = time.monotonic()
         self._until = float(os.environ.get("PHALANX_LAB_UNTIL", now + 500.0))
         self._whole = self._until - now
@@ -66,13 +68,15 @@ class Record:
 
     def set(self, **values: Any) -> None:
         """Keep single figures."""
-        self._values |= values
-        self._write()
+        with self._lock:
+            self._values |= values
+            self._write()
 
     def add(self, series: str, **row: Any) -> None:
-        """Keep one row of a series."""
-        self._values.setdefault(series, []).append(row)
-        self._write()
+        """Keep one row of a series; from any thread."""
+        with self._lock:
+            self._values.setdefault(series, []).append(row)
+            self._write()
 
     def rows(self, series: str) -> list[dict[str, Any]]:
         """Return what was added."""

@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .record import Record
 
 _RANKS = 2
+_GROUPS = 4  # at the same time, in the second half
 _LONG = 60.0  # seconds after which a call counts as hung
 
 
@@ -96,20 +98,21 @@ class Meeting(WorkerActor):
 
 
 def run(record: Record) -> None:
-    """Kill ranks in each situation, for as long as there is time; then abort without a kill."""
-    chance = random.Random(5)
+    """Kill ranks of one group, half of the time in each situation; then of several at once."""
+    half = record.left() / 2
     with Runtime(console=None, stream=False) as runtime:
         with _group(record, runtime) as ex:
             record.set(environment=NCCL_ON_ONE_GPU, right=ex.collective_rpc("total", _LONG))
+            chance = random.Random(5)
             for number in range(record.choose(200, 2)):
-                if not record.has_time(60.0):
+                if record.left() < half:
                     break
                 _round(record, ex, chance, number)
-            record.set(reports=[_report(each) for each in ex.status().reports[-50:]])
-        for _ in range(record.choose(5, 1)):
-            if record.has_time(20.0):
-                with _group(record, runtime) as ex, suppress(WorkerDied):
-                    record.add("aborts", seconds=ex.call("abort_alone", _LONG, rank=0))
+        for _ in range(record.choose(3, 1)):
+            with _group(record, runtime) as ex, suppress(WorkerDied):
+                record.add("aborts", seconds=ex.call("abort_alone", _LONG, rank=0))
+        with ThreadPoolExecutor(_GROUPS) as threads:
+            list(threads.map(lambda number: _many(record, runtime, number), range(_GROUPS)))
     rows = record.rows("kills")
     record.summarize("kills", "seconds", "how")
     record.summarize("aborts", "seconds")
@@ -121,14 +124,24 @@ def run(record: Record) -> None:
     )
 
 
+def _many(record: Record, runtime: Runtime, number: int) -> None:
+    """Kill ranks of one of several groups in mid-collective."""
+    chance = random.Random(number)
+    with _group(record, runtime) as ex:
+        for _ in range(record.choose(200, 1)):
+            if not record.has_time(60.0):
+                return
+            _once(record, ex, f"{_GROUPS} groups", ("reduce", 60.0), chance=chance, split=False)
+
+
 def _round(record: Record, ex: Executor[Any], chance: random.Random, number: int) -> None:
     """Kill a rank in mid-collective; in the first rounds in each other situation as well."""
-    few = record.choose(10, 1)
+    few = record.choose(3, 1)
     if number < few:
         _once(record, ex, "split child", ("wait_for_rank", 1, 60.0), chance=chance, victim=1)
         _once(record, ex, "idle", ("wait",), chance=chance)
         _twice(record, ex, chance)
-    if number < min(few, 3):
+    if number < min(few, 2):
         _stop(record, ex)
     split = chance.random() < 0.3
     how = "in a split group" if split else "in mid-collective"
@@ -136,7 +149,8 @@ def _round(record: Record, ex: Executor[Any], chance: random.Random, number: int
 
 
 def _group(record: Record, runtime: Runtime) -> Executor[Any]:
-    devices: Any = "cpu" if record.rehearsal else Devices(names="cuda", per_rank=1 / _RANKS)
+    share = 1 / (_RANKS * _GROUPS)
+    devices: Any = "cpu" if record.rehearsal else Devices(names="cuda", per_rank=share)
     backend = record.choose("nccl", "gloo")
     policy = RestartPolicy(survivors="keep", intensity=Intensity(10_000, 60.0))
     return Executor(
@@ -146,7 +160,11 @@ def _group(record: Record, runtime: Runtime) -> Executor[Any]:
         devices=devices,
         policy=policy,
         limits=Limits(start=_LONG, stopped=2.0),
-        launch=Launch(env=NCCL_ON_ONE_GPU, rank_env=rank_environment(_RANKS)),
+        launch=Launch(
+            env=NCCL_ON_ONE_GPU,
+            rank_env=rank_environment(_RANKS),
+            preload=("torch", "benchmarks.gpu.survivors"),
+        ),
         runtime=runtime,
     )
 
@@ -231,9 +249,9 @@ def _keep(
     kept = before[other][0] == after[other][0]
     weights = len({digest for _, digest, _ in (*before, *after)}) == 1
     joined = max(seconds for _, _, seconds in after)
-    epoch = ex.status().epoch
-    record.add("kills", how=how, kept=kept, weights=weights, joined=joined, epoch=epoch, **row)
-
-
-def _report(report: Any) -> dict[str, Any]:
-    return {"rank": report.rank, "reason": str(report.reason), "decision": report.decision}
+    status = ex.status()
+    row |= {"how": how, "kept": kept, "weights": weights, "joined": joined, "epoch": status.epoch}
+    record.add("kills", **row)
+    if not kept and how != "during init":
+        found = status.reports[-1]
+        record.add("replaced", how=how, rank=found.rank, reason=str(found.reason))

@@ -8,13 +8,13 @@
   one of a millisecond. A thread in the middle of a message gets no error
   (`Pair::signalException`): it waits until the group's timeout, and so does what frees the group
   (`free_groups` does that on a separate thread).
-- NCCL: every group is aborted, for the abort of a group does not reach those split from it, within
-  one ``ncclGroupStart``: aborts of two communicators can block each other without it. It runs
-  on a separate thread, for it may not return. An operation under way then ends *without an error*
-  and its results are undefined. So the default group is taken away before the abort:
-  `torch.distributed.is_initialized()` is False as soon as results may be wrong.
-
-Prior art: ``_abort_process_group`` in ``torch/distributed/distributed_c10d.py``.
+- NCCL: every group is aborted, for the abort of a group does not reach those split from it, all at
+  once, each on a thread of its own: an abort frees memory of the device, which waits for every
+  kernel that runs there, also for those that only the abort of another group ends. One after the
+  other they block each other (seen with NCCL 2.28.9), and ``ncclGroupStart`` does not help, for
+  torch aborts on threads that the caller's NCCL calls do not reach. An operation under way then
+  ends *without an error* and its results are undefined. So the default group is taken away
+  before the abort: `torch.distributed.is_initialized()` is False as soon as results may be wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -32,7 +32,7 @@ from phalanx.supervision import RuntimeFault
 
 _AT_ONCE = timedelta(milliseconds=1)
 _TAG = (1 << 31) - 1  # of a message that no rank sends
-_ABORT = 5.0  # seconds for the abort of all communicators; arbitrary: no measurement behind it
+_ABORT = 5.0  # seconds for the abort of all communicators: nine times what was seen (docs/gpu.md)
 
 
 def has_communicators() -> bool:
@@ -106,30 +106,18 @@ def _is_nccl(world: Any, group: Any) -> bool:
 
 
 def _abort(groups: list[Any]) -> None:
-    """Abort *groups*, newest first, on a separate thread."""
-
-    def run() -> None:
-        start, end = _bracket(groups)
-        start()
-        for group in reversed(groups):
-            group.abort()
-        end()
-
-    result: Future[None] = Future()
-    threading.Thread(target=resolve, args=(result, run), name="phalanx-abort", daemon=True).start()
-    try:
-        result.result(_ABORT)
-    except Exception as error:
-        how = f"failed: {error}" if result.done() else f"did not return within {_ABORT:g} s"
-        what = f"the abort of its {len(groups)} NCCL process group(s)"
-        raise RuntimeFault(f"{what} {how}") from error
-
-
-def _bracket(groups: list[Any]) -> tuple[Any, Any]:
-    """Return what begins and what ends a group of NCCL calls; no effect if torch has neither."""
-    torch: Any = import_module("torch")
+    """Abort *groups*, all at the same time."""
+    results: list[Future[None]] = []
     for group in groups:
-        with contextlib.suppress(RuntimeError, AttributeError):
-            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001  # as torch does
-            return backend._group_start, backend._group_end  # noqa: SLF001  # the same
-    return (lambda: None), (lambda: None)
+        result: Future[None] = Future()
+        results.append(result)
+        threading.Thread(
+            target=resolve, args=(result, group.abort), name="phalanx-abort", daemon=True
+        ).start()
+    ended = wait(results, _ABORT, FIRST_EXCEPTION).done
+    error = next(filter(None, (result.exception() for result in ended)), None)
+    if error is None and len(ended) == len(results):
+        return
+    how = f"did not return within {_ABORT:g} s" if error is None else f"failed: {error}"
+    what = f"the abort of its {len(groups)} NCCL process group(s)"
+    raise RuntimeFault(f"{what} {how}") from error

@@ -113,7 +113,7 @@ class Decider:
 
 
 DEVICE_ERRORS = (
-    "device-side assert",
+    "device-side assert triggered",  # not torch's advice on device-side assertions
     "hardware stack error",
     "invalid program counter",
     "illegal memory access",
@@ -131,8 +131,8 @@ DEVICE_ERRORS = (
 )
 """What the text of a *sticky* error of CUDA contains, in lower case: every later call fails too.
 
-Taken from NVIDIA's documentation of ``cudaError_t``; ``python -m benchmarks gpu e2`` sees what a
-device really does.
+Seen on a device (docs/gpu.md): the assertion, the illegal access, the misaligned address, the
+launch failure. The others are from NVIDIA's documentation of ``cudaError_t``.
 """
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from phalanx.actors import WorkerActor, WorkerContext
@@ -71,6 +74,15 @@ class OnGpu(WorkerActor):
         values = torch.zeros(4, device=self.ctx.device)
         values[torch.tensor([1 << 20], device=self.ctx.device)].sum().item()
 
+    def start_program(self, size: int) -> None:
+        """Start a program that takes memory of the device."""
+        code = f"import torch; held = torch.ones({size}, dtype=torch.uint8, device='cuda'); "
+        code += "torch.cuda.synchronize(); print('ready', flush=True); input()"
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.program = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
+        assert self.program.stdout is not None
+        assert self.program.stdout.readline() == "ready\n"
+
     def exhaust(self) -> None:
         import torch
 
@@ -101,6 +113,38 @@ class InGroup(OnGpu):
 
         value = torch.ones(1, device=self.ctx.device)
         dist.all_reduce(value)
+        return float(value)
+
+
+class InTwoGroups(InGroup):
+    """The same, and in a second group."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        super().on_start(ctx)
+        self.meet()
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        super().on_reform(ctx)
+        self.meet()
+
+    def meet(self) -> None:
+        import torch.distributed as dist
+
+        self.part: Any = dist.new_group([0, 1])
+        self.total()
+
+    def total(self) -> float:
+        return super().total() + self.wait_in_group(part=True)
+
+    def wait_in_group(self, *, part: bool, mark: str = "") -> float:
+        """Wait for the other rank, which may not come; make the file *mark* before that."""
+        import torch
+        import torch.distributed as dist
+
+        if mark:
+            Path(mark).touch()
+        value = torch.ones(1, device=self.ctx.device)
+        dist.all_reduce(value, group=self.part if part else None)
         return float(value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,8 @@ NAME = "fakenccl"  # phalanx looks for the name
 def register() -> None:
     """Make the backend known to torch, in this process.
 
+    As with NCCL, an abort returns once no operation is under way, also in other groups.
+
     FAKE_NCCL_ABORT says what its abort does: ``end`` (as NCCL: operations under way return, with
     undefined results), ``hang``, ``lie`` (returns, and ends nothing) or ``raise``. It is for one
     rank, FAKE_NCCL_RANK; the others' ends. Each abort is noted in the file FAKE_NCCL_LOG.
@@ -24,6 +27,8 @@ def register() -> None:
     dist: Any = import_module("torch.distributed")
     if NAME in dist.Backend.backend_list:
         return
+
+    under_way: list[Any] = []
 
     class FakeNccl(dist.ProcessGroup):  # type: ignore[misc]  # torch hides its type
         def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
@@ -39,11 +44,13 @@ def register() -> None:
         def allreduce(self, tensors: Any, opts: Any = None) -> Any:
             """Wait as a stream would: without an error if it is aborted."""
             assert not self.aborted.is_set(), "NCCL communicator was aborted"
+            under_way.append(self)
             work = self.inner.allreduce(tensors, opts)
             while not (work.is_completed() and work.is_success()):
                 if self.aborted.wait(0.001):
                     tensors[0].fill_(float("nan"))
                     break
+            under_way.remove(self)
             torch: Any = import_module("torch")
             future = torch.futures.Future()
             future.set_result(tensors)
@@ -64,6 +71,8 @@ def register() -> None:
                     return
                 case _:
                     self.aborted.set()
+                    while under_way:
+                        time.sleep(0.001)
 
         def shutdown(self) -> None:
             pass

@@ -50,13 +50,14 @@ def interrupt(ex: Executor[Any], mark: Path, method: str = "reduce_for_ever") ->
     return busy
 
 
+@pytest.mark.parametrize("method", ["reduce_in_part", "reduce_for_ever"])
 def test_every_group_is_aborted_and_the_survivors_meet_again(
-    build: Build, log: Path, tmp_path: Path
+    build: Build, log: Path, tmp_path: Path, method: str
 ) -> None:
     ex = build()
     before = [info.pid for info in ex.ranks]
 
-    busy = interrupt(ex, tmp_path / "begun", "reduce_in_part")
+    busy = interrupt(ex, tmp_path / "begun", method)
 
     assert isinstance(busy.exception(LONG), WorkerDied)
     wait_healed(ex, 1)
