@@ -47,13 +47,18 @@ class Meeting(WorkerActor):
         self.on_reform(ctx)
 
     def on_reform(self, ctx: WorkerContext) -> None:
-        """Meet the others."""
+        """Meet the others, and note when each step was done."""
         dist: Any = import_module("torch.distributed")
-        began = time.monotonic()
+        times = [time.monotonic()]
         ctx.init_process_group(self._backend, timeout=60)
+        times.append(time.monotonic())
         self.part: Any = dist.new_group(list(range(ctx.world_size)))
-        self.total()
-        self.joined = time.monotonic() - began
+        times.append(time.monotonic())
+        self._sum(None)
+        times.append(time.monotonic())
+        self._sum(self.part)
+        times.append(time.monotonic())
+        self.joined = [round(each, 3) for each in times]
 
     def total(self) -> float:
         """Add up a one of each rank, in both groups."""
@@ -78,8 +83,8 @@ class Meeting(WorkerActor):
         else:
             self._sum(self.part)
 
-    def state(self) -> tuple[int, str, float]:
-        """Return the process, the checksum of its weights, the seconds it took to meet."""
+    def state(self) -> tuple[int, str, list[float]]:
+        """Return the process, the checksum of its weights, when it had made each step to meet."""
         digest = hashlib.sha256(self.weights.cpu().numpy().tobytes()).hexdigest()
         return os.getpid(), digest, self.joined
 
@@ -193,7 +198,7 @@ def _once(
         hung += 1
     except (WorkerDied, ExecutorClosed):
         pass
-    _keep(record, ex, how, before, victim=victim, row={**row, "hung": hung})
+    _keep(record, ex, how, before, at, victim=victim, row={**row, "hung": hung})
 
 
 def _twice(record: Record, ex: Executor[Any], chance: random.Random) -> None:
@@ -208,7 +213,7 @@ def _twice(record: Record, ex: Executor[Any], chance: random.Random) -> None:
         time.sleep(0.001)
     time.sleep(chance.uniform(0.0, record.choose(3.0, 0.3)))
     at = _kill(ex, 1, signal.SIGKILL)
-    _keep(record, ex, "during init", before, victim=1, row=_recover(ex, at))
+    _keep(record, ex, "during init", before, at, victim=1, row=_recover(ex, at))
 
 
 def _stop(record: Record, ex: Executor[Any]) -> None:
@@ -219,7 +224,7 @@ def _stop(record: Record, ex: Executor[Any]) -> None:
     at = _kill(ex, 1, signal.SIGSTOP)
     with suppress(WorkerDied, CallTimeout, ExecutorClosed):
         busy.result(_LONG)
-    _keep(record, ex, "SIGSTOP, 2 s of it the limit", before, victim=1, row=_recover(ex, at))
+    _keep(record, ex, "SIGSTOP, 2 s of it the limit", before, at, victim=1, row=_recover(ex, at))
 
 
 def _kill(ex: Executor[Any], rank: int, number: int) -> float:
@@ -242,13 +247,21 @@ def _recover(ex: Executor[Any], at: float) -> dict[str, Any]:
 
 
 def _keep(
-    record: Record, ex: Executor[Any], how: str, before: Any, *, victim: int, row: dict[str, Any]
+    record: Record,
+    ex: Executor[Any],
+    how: str,
+    before: Any,
+    at: float,
+    *,
+    victim: int,
+    row: dict[str, Any],
 ) -> None:
     after = ex.collective_rpc("state", _LONG, retries=9)
     other = 1 - victim
     kept = before[other][0] == after[other][0]
     weights = len({digest for _, digest, _ in (*before, *after)}) == 1
-    joined = max(seconds for _, _, seconds in after)
+    # Of each rank: begun, group, second group, sum of the first, sum of the second.
+    joined = [[round(each - at, 3) for each in times] for _, _, times in after]
     status = ex.status()
     row |= {"how": how, "kept": kept, "weights": weights, "joined": joined, "epoch": status.epoch}
     record.add("kills", **row)
