@@ -58,7 +58,7 @@ class DevicePool:
         gpus: The devices, in the order in which they are leased. A device that stands here twice
             is leased twice. None for CPU slots.
         release_timeout: Seconds that a dead worker's memory may take to be released, before the
-            device is put into quarantine.
+            device is put into quarantine. The default is three times the worst of docs/gpu.md.
         slack_bytes: Memory that may still be in use then: other users of a device come and go.
         tolerate: Returns whether a device with a `Fault` may be leased all the same. None
             tolerates none.
