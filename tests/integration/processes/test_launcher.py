@@ -208,7 +208,7 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
     good = [starter.spec("stay") for _ in range(3)]
     bad = starter.spec("stay", fds={"out": starter.line.write, "gone": 1000})
 
-    with pytest.raises(RuntimeFault, match="Bad file descriptor"):
+    with pytest.raises(SpecError, match=r"fds\['gone'\]=1000: pass an open descriptor"):
         starter.launcher.launch(*good, bad, on_exit=starter.on_exit, deadline=soon())
 
     def nothing_runs() -> bool:
