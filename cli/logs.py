@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import LEVELS, Observer, render
 
 from .select_driver import add_driver_arguments, select_driver
-from .terminal import reader_may_leave
+from .terminal import rank_number, reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="one JSON object per line")
     add("--level", default="info", choices=tuple(LEVELS), help="least level of records (info)")
     add("--group", help="only lines and records of this rank group")
-    add("--rank", type=int, help="only lines and records of this rank")
+    add("--rank", type=rank_number, help="only lines and records of this rank")
     add("--kind", choices=("event", "log", *_LINES), help="only this kind")
 
 

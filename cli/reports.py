@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import ReportFolder, read_report, safe_text
 from phalanx.supervision import ExitKind, SpecError
 
-from .terminal import add_page, reader_may_leave
+from .terminal import add_page, rank_number, reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--json", action="store_true", help="print whole reports as JSON")
     add = listed.add_argument
     add("--group", help="only of this rank group")
-    add("--rank", type=int, help="only of this rank")
+    add("--rank", type=rank_number, help="only of this rank")
     add("--method", help="only of workers that died in this method")
     add("--reason", choices=[str(kind) for kind in ExitKind], help="only for this reason")
     add("--oom", action="store_true", help="only kills because of a lack of memory")

@@ -21,6 +21,13 @@ ESCAPED: Final = "backslashreplace"
 """What becomes of text that an encoding lacks: an error in ``open`` would hide all the rest."""
 
 
+def rank_number(text: str) -> int:
+    """Return the number of a rank, from the command line."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a rank: they begin at 0")
+    return int(text)
+
+
 def add_page(subparsers: Any, name: str, documented: object) -> argparse.ArgumentParser:
     """Add the parser *name* to *subparsers*; the page of its ``--help`` is a docstring.
 

@@ -14,6 +14,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ def run(record: Record) -> None:
             with _group(record, runtime) as ex, suppress(WorkerDied):
                 record.add("aborts", seconds=ex.call("abort_alone", _LONG, rank=0))
         with ThreadPoolExecutor(_GROUPS) as threads:
-            list(threads.map(lambda number: _many(record, runtime, number), range(_GROUPS)))
+            list(threads.map(partial(_many, record, runtime), range(_GROUPS)))
     rows = record.rows("kills")
     record.summarize("kills", "seconds", "how")
     record.summarize("aborts", "seconds")
