@@ -56,7 +56,7 @@ $(VLLM)/installed: pyproject.toml tests/vllm/install.py
 	@touch $@
 
 test-vllm: $(VLLM)/installed
-	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 -o faulthandler_timeout=1700 \
+	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 \
 	  tests/vllm tests/integration/docs
 
 # Several machines: nodes in namespaces (where root), and on a real Ray, of several nodes on this
@@ -73,18 +73,18 @@ $(RAY)/installed: pyproject.toml
 	@touch $@
 
 test-cluster: $(RAY)/installed
-	$(RAY)/bin/python -m pytest -m 'not soak' -o faulthandler_timeout=300 $(addprefix tests/,unit/cluster integration/cluster \
+	$(RAY)/bin/python -m pytest -m 'not soak' $(addprefix tests/,unit/cluster integration/cluster \
 	  integration/ray privileged/test_node_machines.py privileged/test_node_executors.py)
 
 soak: setup
-	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=600
+	$(BIN)/python -m pytest -m soak
 
 # 100,000 calls under kills, restarts and resizes, in four groups; each call is accounted for by files
 # that the ranks write themselves. Some minutes.
 CALLS := 25000
 SEED := 1
 accounts: setup
-	$(BIN)/python -m pytest -s -m soak -k accounted_for -o faulthandler_timeout=900 \
+	$(BIN)/python -m pytest -s -m soak -k accounted_for \
 	  --calls $(CALLS) --seed $(SEED) tests/chaos/test_accounting.py
 
 # Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
