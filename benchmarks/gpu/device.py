@@ -225,6 +225,15 @@ def _hold(task: Callable[[Callable[[str], None]], Any], writer: int) -> None:
     os._exit(code)
 
 
+def fork_idle_child() -> int:
+    """Fork a child that has this process's descriptors and does nothing; return its pid."""
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
 def allocate(device: str, size: int) -> Any:
     """Return *size* bytes on *device*, written to."""
     torch: Any = import_module("torch")

@@ -144,17 +144,8 @@ def _xid(record: Record) -> dict[str, Any]:
 
 def _tests(record: Record) -> dict[str, Any]:
     """Run what ``make test-gpu`` runs, with this interpreter."""
-    words = (
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "tests/gpu",
-        "-v",
-        "--durations=0",
-        "-p",
-        "no:cacheprovider",
-    )
+    words = ["-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "--durations=0"]
+    words += ["-p", "no:cacheprovider"]
     # The tests have a driver that sees no GPU, as it should be; their pool takes the user's mask.
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     try:

@@ -71,7 +71,8 @@ def _signal(record: Record, how: str, number: int, size: int) -> dict[str, Any]:
         said = holder.line()
         time.sleep(0.05)  # until it hangs: nothing tells when a kernel has begun
         if number == signal.SIGKILL:
-            return {"said": said, **measure_release(record.meter, holder, idle, 20.0)}
+            row = measure_release(record.meter, holder, idle, 20.0)
+            return {**row, "said": said, "gone_by_signal": row["gone"]}
         at = holder.signal(number)
         alone = holder.gone(at, record.choose(_WAIT, 0.3))
         held = record.meter.used() - idle

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.errors import NoDevice
 from phalanx.runtime import DevicePool, Gpu, Request, find_gpus
 
-from .device import GIB, MIB, Holder, allocate
+from .device import GIB, MIB, Holder, allocate, fork_idle_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,10 +46,7 @@ def _holder(record: Record, size: int, *, with_child: bool = False) -> tuple[Hol
     def task(tell: Callable[[str], None]) -> Any:
         held = allocate(device, size)
         if with_child:
-            pid = os.fork()
-            if pid == 0:
-                signal.pause()  # a copy of the descriptors, and nothing else
-            tell(f"child {pid}")
+            tell(f"child {fork_idle_child()}")
         tell("ready")
         return held
 

@@ -14,7 +14,15 @@ import signal
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .device import GIB, MIB, Holder, allocate, measure_release, synchronize
+from .device import (
+    GIB,
+    MIB,
+    Holder,
+    allocate,
+    fork_idle_child,
+    measure_release,
+    synchronize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,11 +96,7 @@ def _grandchild(record: Record, size: int) -> dict[str, Any]:
 
     def task(tell: Callable[[str], None]) -> Any:
         held = allocate(device, size)
-        pid = os.fork()
-        if pid == 0:
-            signal.pause()  # a copy of the descriptors, and nothing else
-            os._exit(0)
-        tell(f"ready {pid}")
+        tell(f"ready {fork_idle_child()}")
         return held
 
     with Holder(task) as holder:
@@ -102,6 +106,7 @@ def _grandchild(record: Record, size: int) -> dict[str, Any]:
         child = int(said[1])
         try:
             beside = measure_release(record.meter, holder, idle, _BESIDE)
+            beside["dead_is_listed"] = holder.pid in record.meter.pids()
         finally:
             os.kill(child, signal.SIGKILL)
         after = record.meter.settle(idle, _LIMIT)

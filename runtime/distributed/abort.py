@@ -11,10 +11,11 @@
 - NCCL: every group is aborted, for the abort of a group does not reach those split from it, all at
   once, each on a thread of its own: an abort frees memory of the device, which waits for every
   kernel that runs there, also for those that only the abort of another group ends. One after the
-  other they block each other (seen with NCCL 2.28.9), and ``ncclGroupStart`` does not help, for
-  torch aborts on threads that the caller's NCCL calls do not reach. An operation under way then
-  ends *without an error* and its results are undefined. So the default group is taken away
-  before the abort: `torch.distributed.is_initialized()` is False as soon as results may be wrong.
+  other they block each other (seen with NCCL 2.28.9), also within one ``ncclGroupStart``: torch
+  aborts on a thread of its own, which the caller's NCCL group does not reach. An operation under
+  way then ends *without an error* and its results are undefined. So the default group is taken
+  away before the abort: `torch.distributed.is_initialized()` is False as soon as results may be
+  wrong.
 """
 
 from __future__ import annotations

@@ -75,14 +75,15 @@ def test_ranks_share_a_gpu_and_one_that_is_killed_gives_its_part_back(build: Bui
     assert ex.collective_rpc("incarnation", LONG) == [1, 2, 1, 1]
 
 
+@pytest.mark.parametrize("method", ["hold", "start_program"])
 def test_the_memory_of_a_killed_rank_is_back_before_its_successor_starts(
-    build: Build, pool: DevicePool
+    build: Build, pool: DevicePool, method: str
 ) -> None:
     ex = build(OnGpu)
     device = ex.ranks[0].device
     _, fresh = ex.call("started_with", LONG, rank=0)
     size = min(16 * GIB, fresh // 2)
-    ex.call("hold", LONG, args=(size,), rank=0)
+    ex.call(method, LONG, args=(size,), rank=0)
     assert used(pool, device) > size
 
     kill(ex)
@@ -92,22 +93,6 @@ def test_the_memory_of_a_killed_rank_is_back_before_its_successor_starts(
     assert free > fresh - SLACK
     assert ex.ranks[0].device == device
     assert used(pool, device) < size
-
-
-def test_what_a_killed_rank_had_started_is_gone_with_its_memory(
-    build: Build, pool: DevicePool
-) -> None:
-    ex = build(OnGpu)
-    device = ex.ranks[0].device
-    _, fresh = ex.call("started_with", LONG, rank=0)
-    ex.call("start_program", LONG, args=(4 * GIB,), rank=0)
-    assert used(pool, device) > 4 * GIB
-
-    kill(ex)
-
-    incarnation, free = ex.call("started_with", LONG, rank=0)
-    assert incarnation == 2
-    assert free > fresh - SLACK
 
 
 def test_nothing_is_left_on_the_device_after_close(build: Build, pool: DevicePool) -> None:

@@ -108,11 +108,14 @@ class InGroup(OnGpu):
         ctx.init_process_group("nccl", timeout=60)
 
     def total(self) -> float:
+        return self.sum_in(None)
+
+    def sum_in(self, group: Any) -> float:
         import torch
         import torch.distributed as dist
 
         value = torch.ones(1, device=self.ctx.device)
-        dist.all_reduce(value)
+        dist.all_reduce(value, group=group)
         return float(value)
 
 
@@ -134,18 +137,12 @@ class InTwoGroups(InGroup):
         self.total()
 
     def total(self) -> float:
-        return super().total() + self.wait_in_group(part=True)
+        return self.sum_in(None) + self.sum_in(self.part)
 
-    def wait_in_group(self, *, part: bool, mark: str = "") -> float:
-        """Wait for the other rank, which may not come; make the file *mark* before that."""
-        import torch
-        import torch.distributed as dist
-
-        if mark:
-            Path(mark).touch()
-        value = torch.ones(1, device=self.ctx.device)
-        dist.all_reduce(value, group=self.part if part else None)
-        return float(value)
+    def wait_in_group(self, *, part: bool, mark: str) -> float:
+        """Make the file *mark*, and wait for the other rank, which does not come."""
+        Path(mark).touch()
+        return self.sum_in(self.part if part else None)
 
 
 class Ready(OnGpu):

@@ -45,12 +45,14 @@ def register() -> None:
             """Wait as a stream would: without an error if it is aborted."""
             assert not self.aborted.is_set(), "NCCL communicator was aborted"
             under_way.append(self)
-            work = self.inner.allreduce(tensors, opts)
-            while not (work.is_completed() and work.is_success()):
-                if self.aborted.wait(0.001):
-                    tensors[0].fill_(float("nan"))
-                    break
-            under_way.remove(self)
+            try:
+                work = self.inner.allreduce(tensors, opts)
+                while not (work.is_completed() and work.is_success()):
+                    if self.aborted.wait(0.001):
+                        tensors[0].fill_(float("nan"))
+                        break
+            finally:
+                under_way.remove(self)
             torch: Any = import_module("torch")
             future = torch.futures.Future()
             future.set_result(tensors)
@@ -71,7 +73,7 @@ def register() -> None:
                     return
                 case _:
                     self.aborted.set()
-                    while under_way:
+                    while under_way:  # for ever, if need be: as NCCL's
                         time.sleep(0.001)
 
         def shutdown(self) -> None:

@@ -54,7 +54,7 @@ def test_an_experiment_comes_to_its_end_and_leaves_nothing(name: str, tmp_path: 
         case "e2":
             verdicts = {row["kind"]: (row["sticky"], row["default"]) for row in found["errors"]}
             assert verdicts["illegal address"] == (True, "restart")
-            assert verdicts["out of memory"] == (False, "None")
+            assert verdicts["out of memory"] == verdicts["pinned memory"] == (False, "None")
         case "e4":
             (residue,) = found["residue"]
             assert residue["state"] == "quarantined", residue

@@ -137,10 +137,19 @@ def test_gpu_workers_go_on_after_a_lack_of_memory_and_restart_after_a_broken_con
     class OutOfMemoryError(RuntimeError):
         """Named as torch names it, which the driver does not import."""
 
-    sticky = RuntimeError("CUDA error: an illegal memory access was encountered")
+    class AcceleratorError(RuntimeError):
+        """Likewise."""
+
+    advice = "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"  # torch's
+
+    def of_cuda(text: str) -> Exception:
+        return AcceleratorError(f"CUDA error: {text}{advice}")
 
     assert GPU_WORKER.directive(OutOfMemoryError("CUDA out of memory")) is Directive.RESUME
-    assert GPU_WORKER.directive(sticky) is Directive.RESTART
+    assert GPU_WORKER.directive(of_cuda("out of memory")) is Directive.RESUME
+    for text in ("an illegal memory access was encountered", "device-side assert triggered"):
+        assert GPU_WORKER.directive(of_cuda(text)) is Directive.RESTART
+        assert GPU_WORKER.directive(RuntimeError(f"CUDA error: {text}")) is Directive.RESTART
     assert GPU_WORKER.directive(ValueError("bad shape")) is Directive.RESUME
     assert GPU_WORKER.directive(CRASH) is None
 
