@@ -82,9 +82,14 @@ def spawn_thread(run: Callable[[], None], name: str) -> Join:
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
 # CUDA's start, after which what is visible is fixed for the life of a process.
 _BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-# By default torch ends a process whose NCCL group has failed. Nor may torch abort the group by
-# itself ("2"): results would be undefined before the worker has noted it.
-_KEEP = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+_SURVIVOR = {
+    # By default torch ends a process whose NCCL group has failed. Nor may torch abort the group by
+    # itself ("2"): results would be undefined before the worker has noted it.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # Torch's record of collective operations. To print the Python stack of one that has failed,
+    # torch imports its compiler, 4 to 5 seconds in which the survivor cannot join the next group.
+    "TORCH_FR_BUFFER_SIZE": "0",
+}
 
 
 class WorkerBuilder:
@@ -209,7 +214,7 @@ class WorkerBuilder:
         if self._place_of is None:
             env |= {**threads_of_each(epoch.layout.world_size), **os.environ}
         if spec.policy.survivors == "keep":
-            env.setdefault(*_KEEP)
+            env = _SURVIVOR | env
         if rendezvous is not None:
             env |= self._meeting(rank, rendezvous, epoch.layout.world_size)
         if worker.lease is not None:

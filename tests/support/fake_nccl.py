@@ -108,5 +108,5 @@ class NcclKeeper(Keeper):
         dist.all_reduce(one, group=self.part)
         return float(one)
 
-    def variable(self) -> str | None:
-        return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    def variables(self, *names: str) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
