@@ -82,14 +82,15 @@ def spawn_thread(run: Callable[[], None], name: str) -> Join:
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
 # CUDA's start, after which what is visible is fixed for the life of a process.
 _BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-_SURVIVOR = {
+# Variables of torch that are 0 in a rank that may be kept, and their older names.
+_SURVIVOR = (
     # By default torch ends a process whose NCCL group has failed. Nor may torch abort the group by
     # itself ("2"): results would be undefined before the worker has noted it.
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
     # Torch's record of collective operations. To print the Python stack of one that has failed,
     # torch imports its compiler, 4 to 5 seconds in which the survivor cannot join the next group.
-    "TORCH_FR_BUFFER_SIZE": "0",
-}
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+)
 
 
 class WorkerBuilder:
@@ -206,6 +207,7 @@ class WorkerBuilder:
             reshards=restore_point is not None and restore_point.is_spread,
             local_rank=rank if place is None else place.local_rank,
             machines=1 if place is None else place.nodes,
+            keeps=spec.policy.survivors == "keep",
         )
 
     def _environment(self, worker: Worker, epoch: EpochSpec) -> dict[str, str]:
@@ -213,8 +215,6 @@ class WorkerBuilder:
         env: dict[str, str] = {}  # on a node it is set over the node's own
         if self._place_of is None:
             env |= {**threads_of_each(epoch.layout.world_size), **os.environ}
-        if spec.policy.survivors == "keep":
-            env = _SURVIVOR | env
         if rendezvous is not None:
             env |= self._meeting(rank, rendezvous, epoch.layout.world_size)
         if worker.lease is not None:
@@ -222,6 +222,10 @@ class WorkerBuilder:
         env |= spec.launch.env
         if rank < len(spec.launch.rank_env):
             env |= spec.launch.rank_env[rank]
+        if spec.policy.survivors == "keep":
+            for names in _SURVIVOR:
+                if not any(name in env for name in names):
+                    env[names[0]] = "0"
         return env
 
     def _meeting(self, rank: int, rendezvous: Rendezvous, size: int) -> dict[str, str]:

@@ -29,7 +29,7 @@ _START = """\
 # Made by benchmarks/gpu/carry.py. Runs its arguments with phalanx on the path.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
-lab=${PHALANX_LAB:-/tmp/phalanx-lab}
+lab=${{PHALANX_LAB:-/tmp/phalanx-lab}}
 if [ ! -e "$lab/ready" ]; then
   mkdir -p "$lab/tree" "$lab/site"
   tar -xf "$here/tree.tar" -C "$lab/tree"
@@ -37,7 +37,7 @@ if [ ! -e "$lab/ready" ]; then
     --target "$lab/site" "$here"/*.whl
   touch "$lab/ready"
 fi
-export PYTHONPATH="$lab/tree/src:$lab/tree:$lab/site" PYTHONUNBUFFERED=1
+export PYTHONPATH="$lab/tree/src:$lab/tree:$lab/site" PYTHONUNBUFFERED=1 PHALANX_LAB_CODE={commit}
 cd "$lab/tree"
 exec "$@"
 """
@@ -58,7 +58,9 @@ def main(words: list[str] | None = None) -> int:
     subprocess.run([*pip, *requirements()], check=True)
     tar = ["git", "-C", str(ROOT), "archive", "--output", str(folder.absolute() / "tree.tar")]
     subprocess.run([*tar, "HEAD"], check=True)
-    (folder / "start.sh").write_text(_START)
+    head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
+    (folder / "start.sh").write_text(_START.format(commit=commit))
     size = sum(each.stat().st_size for each in folder.iterdir())
     print(f"{folder}: {size / (1 << 20):.1f} MiB")
     return 0 if size <= _MOST else 1

@@ -16,7 +16,7 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from phalanx.runtime import procfs
+from phalanx.runtime import find_gpus, procfs, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,11 @@ class NvmlMeter(_Meter):
     def __init__(self) -> None:
         self.nvml: Any = import_module("pynvml")
         self.nvml.nvmlInit()
-        self.handle = self.nvml.nvmlDeviceGetHandleByIndex(0)
+        inventory = find_gpus()
+        gpus = inventory.gpus()
+        inventory.close()
+        chosen = visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES") or None)
+        self.handle = self.nvml.nvmlDeviceGetHandleByUUID(chosen[0].uuid)
 
     def used(self) -> int:
         """Return the bytes in use."""

@@ -146,8 +146,10 @@ def _tests(record: Record) -> dict[str, Any]:
     """Run what ``make test-gpu`` runs, with this interpreter."""
     words = ["-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "--durations=0"]
     words += ["-p", "no:cacheprovider"]
-    # The tests have a driver that sees no GPU, as it should be; their pool takes the user's mask.
-    environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    # This process may see no GPU, as a driver should be; the tests' pool takes the user's mask.
+    environment = dict(os.environ)
+    if not environment.get("CUDA_VISIBLE_DEVICES"):
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         done = subprocess.run(
             [sys.executable, *words],

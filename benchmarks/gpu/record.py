@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
 import traceback
+from importlib.metadata import PackageNotFoundError, version
+from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks.harness.machine import describe
@@ -41,6 +44,8 @@ class Record:
             "name": name,
             "rehearsal": rehearsal,
             "machine": describe(),
+            "code": os.environ.get("PHALANX_LAB_CODE"),  # the commit, where it was carried
+            "nccl": _nccl_version(),
             "device": self.meter.describe(),
             "idle_bytes": self.meter.used(),
         }
@@ -112,12 +117,20 @@ class Record:
         new.replace(self._path)
 
 
+def _nccl_version() -> str | None:
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return None
+
+
 def quantiles(values: list[float]) -> dict[str, Any]:
     """Return number, median, 99th percentile and worst; None for what has no end."""
     ordered = sorted(values)
 
-    def at(share: float) -> float | None:
-        value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    def finite(value: float) -> float | None:
         return None if value == float("inf") else round(value, 6)
 
-    return {"n": len(ordered), "median": at(0.5), "p99": at(0.99), "worst": at(1.0)}
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    found = {"median": median(ordered), "p99": p99, "worst": ordered[-1]}
+    return {"n": len(ordered), **{name: finite(value) for name, value in found.items()}}

@@ -219,8 +219,7 @@ class CallLoop:
             if carrier:
                 span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
-            if self._link.is_void:
-                self._link.refuse_results()
+            self._link.check_results()
             # Before the answer, so that the arguments' memory is free for the next call.
             del args, kwargs
             if flags & Flag.STREAM:
@@ -252,7 +251,8 @@ class CallLoop:
     def _stream(self, frame: Frame, made: Any) -> None:
         """Send the items of *made*."""
         try:
-            send_items(frame, made, self._inbox, self._replies, self._page, self._hosted.end_copy)
+            send_items(frame, made, self._inbox, self._replies, self._page, self._hosted)
+            self._link.check_results()
         finally:
             self._hosted.end_copy()
 

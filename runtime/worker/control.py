@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from phalanx.runtime.distributed.abort import abort_process_groups, has_communicators
 from phalanx.runtime.linux import process_title
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _DEPTH: Final = 64
 _WIPE_ON_FORK: Final = 18  # not in `mmap`
 _RELEASE: Final = 0.25  # seconds for the main thread to get the errors of ended connections
-_NCCL_RELEASE: Final = 1.0  # the same after an abort of NCCL; arbitrary
+_NCCL_RELEASE: Final = 2.0  # the same after an abort of NCCL; arbitrary
 _WAITS: Final = re.compile("/torch/(distributed|autograd)/")  # a backward pass waits for DDP's
 _OWN_FAULTS: Final = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
@@ -108,6 +108,25 @@ def _main_thread() -> tuple[str, ...]:
     return tuple(line for line in lines if line.startswith("State") or "ctxt" in line)
 
 
+def _waits_for_gloo(main: int) -> bool:
+    """Whether thread *main* sleeps on in an operation of gloo, or in a backward pass."""
+    before = _main_thread()
+    time.sleep(_RELEASE)
+    stays = before == _main_thread() and "S (sleeping)" in before[0]
+    return stays and any(map(_WAITS.search, _where(main)))
+
+
+def _waits_for_nccl(main: int) -> bool:
+    """Whether thread *main* stays at one place in `torch.distributed`.
+
+    It need not sleep there: it may look again and again. What merely runs below a function of
+    torch, such as the rest of a backward pass, ends by itself.
+    """
+    before = _where(main)
+    time.sleep(_NCCL_RELEASE)
+    return bool(before) and "/torch/distributed/" in before[0] and before == _where(main)
+
+
 class Hosted(Protocol):
     """What the layer above provides inside a worker process.
 
@@ -133,6 +152,10 @@ class Hosted(Protocol):
 
     def end_copy(self) -> None:
         """End this process if it is a forked copy of the worker, which has left the user's code."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for what the user's code has launched on a device, if an abort could void it."""
         ...
 
     def adopt(self, epoch: int) -> None:
@@ -187,8 +210,8 @@ class Link:
     Attributes:
         original: Byte 0 is 1 in the process that was started, and 0 in a copy that it forks, which
             may not answer. Read for each call: `os.getpid` would be a system call.
-        is_void: Whether what the call under way has computed is undefined: its NCCL group was
-            aborted.
+        aborts: How often the NCCL groups of this process were aborted.
+        entered_at: How often when it entered the present epoch.
     """
 
     control: socket.socket
@@ -197,7 +220,8 @@ class Link:
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
     original: mmap.mmap = field(default_factory=_mark_original)
-    is_void: bool = False
+    aborts: int = 0
+    entered_at: int = 0
     _received: queue.SimpleQueue[Frame | None] = field(
         default_factory=queue.SimpleQueue["Frame | None"]
     )
@@ -213,16 +237,24 @@ class Link:
         termination.listen()
 
     def enter(self, epoch: int) -> None:
-        """Note that the worker leaves its process group for that of *epoch*."""
+        """Note that the worker leaves its process group for that of *epoch*.
+
+        To leave a group of NCCL is to abort it, under what the output thread may still compute.
+        """
         with self._entering:
             self.epoch = epoch
-            self.is_void = False
+            self.aborts += has_communicators()
+            self.entered_at = self.aborts
 
-    def refuse_results(self) -> NoReturn:
-        """Raise the error of a call that has computed with undefined results (`is_void`)."""
-        raise RuntimeFault(
-            "its NCCL process group was aborted during the call: its results are undefined"
-        )
+    def check_results(self, entered_at: int | None = None) -> None:
+        """Raise if results are undefined, for an NCCL group was aborted before they were there.
+
+        *entered_at* is that of the epoch in which they were begun; None for the present one.
+        """
+        if self.aborts != (self.entered_at if entered_at is None else entered_at):
+            raise RuntimeFault(
+                "its NCCL process group was aborted during the call: its results are undefined"
+            )
 
     def receive(self) -> Frame | None:
         """Return the next message that is neither a probe nor about termination; None at the end.
@@ -283,19 +315,17 @@ class Link:
         with self._entering:
             if self.epoch >= epoch:
                 return
+            is_nccl = has_communicators()
             try:
-                self.is_void = has_communicators()
+                self.aborts += is_nccl
                 abort_process_groups()
             except RuntimeFault as fault:
                 self._cannot_leave(fault, epoch)
                 return
-        before = _main_thread()
-        time.sleep(_NCCL_RELEASE if self.is_void else _RELEASE)
-        # A wait for NCCL need not sleep: it may look again and again.
-        stays = self.is_void or (before == _main_thread() and "S (sleeping)" in before[0])
-        if self.epoch < epoch and stays and any(map(_WAITS.search, _where(main))):
+        waits = _waits_for_nccl if is_nccl else _waits_for_gloo
+        if waits(main) and self.epoch < epoch:
             why = "it waits in an aborted process group and gets no error"
-            if not self.is_void:
+            if not is_nccl:
                 why += ": it is in the middle of a message of gloo"
             self._cannot_leave(RuntimeFault(why), epoch)
 

@@ -20,7 +20,7 @@ from phalanx.runtime.wire.packet_decoder import Frame, send
 from phalanx.runtime.wire.packet_encoder import Payload
 from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
-from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
+from phalanx.supervision import Directive, MessageTooLarge, NotPicklable, RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +52,7 @@ class ReplyQueue:
         self._sock = sock
         self._fatal_exit = fatal_exit
         self._exchange = exchange
+        self._link = link
         self._rank = link.rank
         self._incarnation = link.incarnation
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] | None = None
@@ -67,7 +68,8 @@ class ReplyQueue:
         if result is None and not self.unsent:
             self._acknowledge(call)
         elif isinstance(result, AsyncOutput):
-            self._later(lambda: self._resolve(call, result))
+            begun = self._link.entered_at
+            self._later(lambda: self._resolve(call, result, begun))
         elif self.unsent:
             self._later(lambda: self._send_result(call, result))
         else:
@@ -86,8 +88,11 @@ class ReplyQueue:
 
         Raises:
             NotPicklable, MessageTooLarge: it cannot travel.
+            RuntimeFault: it is undefined.
         """
-        self._send(call, Kind.ITEM, encode(value, f"item {number} of the stream"), extra=number)
+        encoded = encode(value, f"item {number} of the stream")
+        self._link.check_results()
+        self._send(call, Kind.ITEM, encoded, extra=number)
 
     def pass_by(self, call: Frame) -> None:
         """Report that the next call can be sent, though *call* may not be answered yet."""
@@ -151,7 +156,7 @@ class ReplyQueue:
             self._held_by = 0
             return self._let_go >= call_id
 
-    def _resolve(self, call: Frame, output: AsyncOutput) -> None:
+    def _resolve(self, call: Frame, output: AsyncOutput, begun: int) -> None:
         try:
             try:
                 result = output.get_output()
@@ -163,17 +168,20 @@ class ReplyQueue:
             # In its next operation it would meet the others one operation off.
             self._held_by = call.call_id if failed.holds else 0
         else:
-            self._send_result(call, result)
+            self._send_result(call, result, begun)
 
-    def _send_result(self, call: Frame, result: Any) -> None:
+    def _send_result(self, call: Frame, result: Any, begun: int | None = None) -> None:
+        """Answer *call*; *begun* is what `Link.check_results` takes."""
         wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
-        if not wanted or result is None:
-            self._acknowledge(call)
-            return
         try:
-            encoded = encode(result, "the reply")
-        except NotPicklable as error:
+            # To encode a result waits for the device, if nothing has before.
+            encoded = encode(result, "the reply") if wanted and result is not None else None
+            self._link.check_results(begun)
+        except (NotPicklable, RuntimeFault) as error:
             self._send_error(call, error)
+            return
+        if encoded is None:
+            self._acknowledge(call)
             return
         try:
             self._send(call, Kind.REPLY, encoded)

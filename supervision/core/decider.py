@@ -11,7 +11,7 @@ Prior art: the supervision directives of Akka.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias, cast
@@ -137,13 +137,30 @@ launch failure. The others are from NVIDIA's documentation of ``cudaError_t``.
 
 
 def is_sticky_device_error(cause: Cause) -> bool:
-    """Return whether *cause* is a CUDA error after which its process cannot go on."""
-    if isinstance(cause, ExitReason) or "OutOfMemoryError" in _names(type(cause)):
+    """Return whether *cause* is a CUDA error after which its process cannot go on.
+
+    So is an exception that was raised from one, or while one was handled.
+    """
+    return any(map(_is_sticky, _chain(cause)))
+
+
+def _is_sticky(error: BaseException) -> bool:
+    names = _names(type(error))
+    text = error_text(error).lower()
+    is_cudas = isinstance(error, RuntimeError) and "cuda" in text
+    if not is_cudas and not names & {"AcceleratorError", "CudaError", "CUDAError"}:
         return False
-    text = error_text(cause).lower()
-    if "cuda" not in text and not _names(type(cause)) & {"AcceleratorError", "CudaError"}:
-        return False
-    return any(phrase in text for phrase in DEVICE_ERRORS)
+    return "OutOfMemoryError" not in names and any(phrase in text for phrase in DEVICE_ERRORS)
+
+
+def _chain(cause: Cause) -> Iterator[BaseException]:
+    """Yield *cause*, what it was raised from, and so on; nothing for an exit."""
+    seen: set[int] = set()
+    error = None if isinstance(cause, ExitReason) else cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 _BROKEN_GROUP = {"DistBackendError", "DistNetworkError"}
@@ -156,17 +173,13 @@ def is_broken_process_group(cause: Cause) -> bool:
     gloo's source. Nor does NCCL if it is called without torch, as by vLLM. After any such error, a
     timeout included, the connections are closed for good.
     """
-    seen: set[int] = set()
-    error: BaseException | None = None if isinstance(cause, ExitReason) else cause
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if _names(type(error)) & _BROKEN_GROUP:
-            return True
-        text = error_text(error) if isinstance(error, RuntimeError) else ""
-        if "gloo/transport/" in text or text.startswith("NCCL error"):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(map(_is_of_broken_group, _chain(cause)))
+
+
+def _is_of_broken_group(error: BaseException) -> bool:
+    text = error_text(error) if isinstance(error, RuntimeError) else ""
+    is_texts = "gloo/transport/" in text or text.startswith("NCCL error")
+    return is_texts or bool(_names(type(error)) & _BROKEN_GROUP)
 
 
 GPU_WORKER = Decider(

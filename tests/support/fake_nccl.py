@@ -5,14 +5,32 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 from tests.support.survivors import Keeper
 
-from phalanx.actors import WorkerContext
+from phalanx.actors import AsyncOutput, WorkerContext
 
 NAME = "fakenccl"  # phalanx looks for the name
+
+
+def _wait(is_over: Callable[[], bool]) -> None:
+    """Wait as native code does, which has no frame: the innermost is one of torch's."""
+    over = threading.Lock()
+    over.acquire()
+
+    def look() -> None:
+        while not is_over():
+            time.sleep(0.001)
+        over.release()
+
+    threading.Thread(target=look, daemon=True).start()
+    over.acquire()
+
+
+_wait.__code__ = _wait.__code__.replace(co_filename="/torch/distributed/distributed_c10d.py")
 
 
 def register() -> None:
@@ -47,10 +65,9 @@ def register() -> None:
             under_way.append(self)
             try:
                 work = self.inner.allreduce(tensors, opts)
-                while not (work.is_completed() and work.is_success()):
-                    if self.aborted.wait(0.001):
-                        tensors[0].fill_(float("nan"))
-                        break
+                _wait(lambda: self.aborted.is_set() or (work.is_completed() and work.is_success()))
+                if self.aborted.is_set():
+                    tensors[0].fill_(float("nan"))
             finally:
                 under_way.remove(self)
             torch: Any = import_module("torch")
@@ -86,6 +103,16 @@ def register() -> None:
     )
 
 
+class Late:
+    """A result that is computed when it is pickled."""
+
+    def __init__(self, compute: Callable[[], float]) -> None:
+        self._compute = compute
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (self._compute(),)
+
+
 class NcclKeeper(Keeper):
     """Meets the others in a group of the stand-in, and in one split from it."""
 
@@ -107,6 +134,45 @@ class NcclKeeper(Keeper):
         one = torch.ones(1)
         dist.all_reduce(one, group=self.part)
         return float(one)
+
+    def reduce_in_reply(self, mark: str) -> Late:
+        """Wait when the result is sent, as for what a GPU has still to compute."""
+        return Late(lambda: self.reduce_in_part(mark))
+
+    def reduce_in_output(self, mark: str) -> AsyncOutput:
+        """Wait on the output thread, while this rank can be told to form the next group."""
+
+        class Output(AsyncOutput):
+            def get_output(_self) -> float:
+                return self.reduce_in_part(mark)
+
+        return Output()
+
+    def reduce_in_stream(self, mark: str) -> Iterator[float]:
+        """Yield what is right, then wait, then what is not."""
+        yield 1.0
+        yield self.reduce_in_part(mark)
+
+    def compute_after(self, mark: str, seconds: float) -> float:
+        """Go on below a function of torch when the operation has been aborted."""
+        torch: Any = import_module("torch")
+
+        class Slow(torch.autograd.Function):  # type: ignore[misc]  # torch hides its type
+            @staticmethod
+            def forward(ctx: Any, value: Any) -> Any:
+                return value * 1
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:
+                self.reduce_in_part(mark)
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    time.sleep(0.01)
+                return gradient
+
+        value = torch.ones(1, requires_grad=True)
+        torch.autograd.backward(Slow.apply(value).sum())
+        return 1.0
 
     def variables(self, *names: str) -> list[str | None]:
         return [os.environ.get(name) for name in names]

@@ -116,8 +116,9 @@ TWO = ("gpu GPU-aaaa H200 100 0 0 0 ok", "gpu GPU-bbbb H200 0 0 0 0 ok")
 def test_devices_are_listed_and_measured_without_cuda(ask: Any) -> None:
     said = ask(
         *TWO,
-        "proc 0 4711 60",
-        "proc 0 4712 -1",
+        f"proc 0 {os.getpid()} 60",
+        f"proc 0 {os.getppid()} -1",
+        "proc 0 2000000000 20",  # of another namespace
         code="""
         inventory = find_gpus()
         print(*inventory.gpus(), sep="\\n")
@@ -133,7 +134,7 @@ def test_devices_are_listed_and_measured_without_cuda(ask: Any) -> None:
     assert said == [
         "Gpu(uuid='GPU-aaaa', index=0, name='H200', parent='')",
         "Gpu(uuid='GPU-bbbb', index=1, name='H200', parent='')",
-        f"100 {{4711: {60 << 20}, 4712: None}}",
+        f"100 {{{os.getpid()}: {60 << 20}, {os.getppid()}: None}}",
         "{} ()",
         "None lost",
         "False False True",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +70,48 @@ def test_every_group_is_aborted_and_the_survivors_meet_again(
     assert sorted(lines) == ["0 end False"] * 4 + ["2 end False"] * 4
 
 
+@pytest.mark.parametrize("method", ["reduce_in_part", "reduce_in_reply", "reduce_in_output"])
 def test_a_result_that_an_abort_has_made_undefined_is_not_answered(
-    build: Build, tmp_path: Path
+    build: Build, tmp_path: Path, method: str
 ) -> None:
     ex = build()
-    call = ex.gather("reduce_in_part", args=(str(tmp_path / "begun"),), non_block=True)
+    call = ex.gather(method, args=(str(tmp_path / "begun"),), non_block=True)
     wait_until(lambda: all((tmp_path / f"begun.{rank}").exists() for rank in range(3)))
 
     kill(ex, 1)
 
     found = call.result(LONG)
     assert [outcome.ok for outcome in found] == [False] * 3
+    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
+
+
+def test_an_item_of_a_stream_that_an_abort_has_made_undefined_is_not_sent(
+    build: Build, tmp_path: Path
+) -> None:
+    ex = build()
+    mark = tmp_path / "begun"
+    stream = ex.stream("reduce_in_stream", args=(str(mark),), rank=0)
+    assert next(stream) == 1.0
+    with ThreadPoolExecutor(1) as threads:
+        rest = threads.submit(list[Any], stream)
+        wait_until(Path(f"{mark}.0").exists)
+        kill(ex, 1)
+        error = rest.exception(LONG)
+    assert "undefined" in str(error)
+
+
+def test_a_survivor_that_computes_on_after_the_abort_is_kept(build: Build, tmp_path: Path) -> None:
+    ex = build(policy=RestartPolicy(survivors="keep", leave_within=30.0))
+    before = [info.pid for info in ex.ranks]
+    mark = tmp_path / "begun"
+    busy = ex.collective_rpc("compute_after", args=(str(mark), 3.0), non_block=True)
+    wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(3)))
+
+    kill(ex, 1)
+
+    assert isinstance(busy.exception(LONG), WorkerDied)
+    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
+    assert [info.pid for info in ex.ranks][0::2] == before[0::2]
 
 
 @pytest.mark.parametrize(
@@ -112,3 +144,9 @@ def test_a_survivor_whose_abort_fails_is_replaced_and_the_report_says_so(
 def test_torch_neither_ends_nor_holds_up_a_survivor_whose_group_has_failed(build: Build) -> None:
     names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE")
     assert build().collective_rpc("variables", LONG, args=names) == [["0", "0"]] * 3
+
+
+def test_what_the_user_sets_of_them_stays_by_its_older_name_too(build: Build) -> None:
+    ex = build(launch={"env": {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}})
+    names = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
+    assert ex.collective_rpc("variables", LONG, args=names) == [["7", None]] * 3

@@ -150,6 +150,12 @@ def test_gpu_workers_go_on_after_a_lack_of_memory_and_restart_after_a_broken_con
     for text in ("an illegal memory access was encountered", "device-side assert triggered"):
         assert GPU_WORKER.directive(of_cuda(text)) is Directive.RESTART
         assert GPU_WORKER.directive(RuntimeError(f"CUDA error: {text}")) is Directive.RESTART
+        wrapper = ValueError("the batch failed")
+        wrapper.__cause__ = of_cuda(text)
+        assert GPU_WORKER.directive(wrapper) is Directive.RESTART
+        assert GPU_WORKER.directive(KeyError(f"how to mend the CUDA error: {text}")) is (
+            Directive.RESUME
+        )
     assert GPU_WORKER.directive(ValueError("bad shape")) is Directive.RESUME
     assert GPU_WORKER.directive(CRASH) is None
 
