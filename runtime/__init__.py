@@ -24,7 +24,6 @@ from .devices.inventory import find_gpus as find_gpus
 from .devices.inventory import visible as visible
 from .devices.pool import DevicePool as DevicePool
 from .distributed.abort import abort_process_groups as abort_process_groups
-from .distributed.abort import await_devices as await_devices
 from .distributed.abort import free_groups as free_groups
 from .distributed.abort import leave_process_groups as leave_process_groups
 from .distributed.rendezvous import Place as Place

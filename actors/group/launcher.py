@@ -207,7 +207,6 @@ class WorkerBuilder:
             reshards=restore_point is not None and restore_point.is_spread,
             local_rank=rank if place is None else place.local_rank,
             machines=1 if place is None else place.nodes,
-            keeps=spec.policy.survivors == "keep",
         )
 
     def _environment(self, worker: Worker, epoch: EpochSpec) -> dict[str, str]:

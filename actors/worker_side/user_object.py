@@ -20,7 +20,6 @@ from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import load_factory
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.runtime import (
-    AsyncOutput,
     Kind,
     LargeFrame,
     ProgressPage,
@@ -30,7 +29,6 @@ from phalanx.runtime import (
     WorkerLabels,
     abort_process_groups,
     await_assignment,
-    await_devices,
     encode,
     free_groups,
     land_on,
@@ -72,7 +70,6 @@ class WorkerConfig:
             file that follows on the control socket; empty for none.
         reshards: Whether those are the states of another number of ranks.
         machines: How many the group is on.
-        keeps: Whether it stays, with other process groups, while other ranks are replaced.
     """
 
     factory: bytes
@@ -89,7 +86,6 @@ class WorkerConfig:
     reshards: bool = False
     local_rank: int = 0
     machines: int = 1
-    keeps: bool = False
 
     def context(
         self, rank: int, epoch: int, incarnation: int, log: Any, lock_file: int, **link: Any
@@ -237,7 +233,6 @@ class WorkerHost:
         base, folder = self._config.saving
         try:
             made = _run_hook("checkpoint", self._actor.checkpoint)
-            self.settle()
             state = encode(made, "what checkpoint() returned")
             if self._link is not None:
                 self._link.check_results()
@@ -255,21 +250,12 @@ class WorkerHost:
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call: a method by name, or a callable that gets the actor first."""
         try:
-            if self._probe is None:
-                result = self._run(method, args, kwargs)
-            else:
-                result = self._probe.invoke(self._run, method, args, kwargs, self._page.begun)
-            if self._config.keeps and not isinstance(result, AsyncOutput):
-                self.settle()
-            return result
+            if self._probe is not None:
+                return self._probe.invoke(self._run, method, args, kwargs, self._page.begun)
+            return self._run(method, args, kwargs)
         finally:
             if not self._original[0]:
                 self.end_copy()
-
-    def settle(self) -> None:
-        """Wait for what was launched on a device, if this rank may be kept: see `await_devices`."""
-        if self._config.keeps:
-            await_devices()
 
     def end_copy(self) -> None:
         """End this process if it is a forked copy of the worker that has left the user's code.

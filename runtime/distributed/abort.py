@@ -42,20 +42,6 @@ def has_communicators() -> bool:
     return world is not None and any(_is_nccl(world, group) for group in list(world.pg_map))
 
 
-def await_devices() -> None:
-    """Return when what this process has launched on its GPUs is done, if it is in an NCCL group.
-
-    An operation of NCCL that is still to run would be undefined if the group were aborted, after
-    the call that launched it was answered.
-    """
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not has_communicators() or not torch.cuda.is_initialized():
-        return
-    for index in range(torch.cuda.device_count()):
-        if torch._C._cuda_hasPrimaryContext(index):  # noqa: SLF001  # else this would make one
-            torch.cuda.synchronize(index)
-
-
 def abort_process_groups() -> list[Any]:
     """End all operations of the process groups that this process is in; return its groups.
 

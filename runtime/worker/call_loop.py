@@ -251,7 +251,7 @@ class CallLoop:
     def _stream(self, frame: Frame, made: Any) -> None:
         """Send the items of *made*."""
         try:
-            send_items(frame, made, self._inbox, self._replies, self._page, self._hosted)
+            send_items(frame, made, self._inbox, self._replies, self._page, self._hosted.end_copy)
             self._link.check_results()
         finally:
             self._hosted.end_copy()

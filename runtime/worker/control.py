@@ -154,10 +154,6 @@ class Hosted(Protocol):
         """End this process if it is a forked copy of the worker, which has left the user's code."""
         ...
 
-    def settle(self) -> None:
-        """Wait for what the user's code has launched on a device, if an abort could void it."""
-        ...
-
     def adopt(self, epoch: int) -> None:
         """Note that the group around this worker has a new epoch."""
         ...

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader
     from phalanx.runtime.wire.progress_page import ProgressPage
 
-    from .control import Hosted
     from .replies import ReplyQueue
 
 CLOSED = -1
@@ -181,11 +180,12 @@ def send_items(  # noqa: PLR0917
     inbox: Inbox,
     replies: ReplyQueue,
     page: ProgressPage,
-    hosted: Hosted,
+    end_copy: Callable[[], None],
 ) -> None:
     """Send the items of *made* as they are granted; return at its end, or once it is closed.
 
-    On *page* each item counts from its grant on. *hosted* is told after each piece of user code.
+    On *page* each item counts from its grant on. *end_copy* is called after each piece of user
+    code, see `Hosted.end_copy`.
 
     Raises:
         TypeError: *made* is not iterable.
@@ -193,7 +193,7 @@ def send_items(  # noqa: PLR0917
         Exception: what the iteration raises, or `NotPicklable`.
     """
     items = iter(made)
-    hosted.end_copy()
+    end_copy()
     sent = 0
     try:
         while True:
@@ -206,11 +206,10 @@ def send_items(  # noqa: PLR0917
                 return
             try:
                 item = next(items)
-                hosted.settle()
             except StopIteration:
                 return
             finally:
-                hosted.end_copy()
+                end_copy()
             sent += 1
             if granted != CLOSED:
                 replies.item(call, sent, item)

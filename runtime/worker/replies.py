@@ -65,15 +65,15 @@ class ReplyQueue:
 
     def answer(self, call: Frame, result: Any) -> None:
         """Answer *call* with *result*, now or after earlier answers."""
+        begun = self._link.entered_at
         if result is None and not self.unsent:
             self._acknowledge(call)
         elif isinstance(result, AsyncOutput):
-            begun = self._link.entered_at
             self._later(lambda: self._resolve(call, result, begun))
         elif self.unsent:
-            self._later(lambda: self._send_result(call, result))
+            self._later(lambda: self._send_result(call, result, begun))
         else:
-            self._send_result(call, result)
+            self._send_result(call, result, begun)
 
     def refuse(self, call: Frame, failed: Failed) -> None:
         """Answer *call* with the error of its method."""
@@ -170,7 +170,7 @@ class ReplyQueue:
         else:
             self._send_result(call, result, begun)
 
-    def _send_result(self, call: Frame, result: Any, begun: int | None = None) -> None:
+    def _send_result(self, call: Frame, result: Any, begun: int) -> None:
         """Answer *call*; *begun* is what `Link.check_results` takes."""
         wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
         try:
