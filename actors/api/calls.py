@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from phalanx.actors.calls.call import COLLECTIVE, GATHER, POOL, SINGLE
+from phalanx.actors.calls.call import COLLECTIVE, GATHER, POOL, SINGLE, check_timeout
 from phalanx.actors.calls.streams import StreamInbox
 from phalanx.actors.spec.options import check_per_rank
 from phalanx.actors.spec.worker import Proxy, WorkerActor
@@ -357,6 +357,10 @@ class CallMethods(Generic[W]):
         """
         if rank is not None:
             self.layout.check_rank("rank", rank)
+            if any:
+                raise SpecError("any", any, f"give either it or rank={rank}")
+        check_timeout(math.inf if timeout is None else timeout)
+        check_count("retries", 0 if retries is None else retries, 0)
 
         def make(how: How, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             calls = self._at_once() if how == "awaitable" else self

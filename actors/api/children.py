@@ -84,6 +84,10 @@ def executor_child(
     for option in ("name", "replace"):
         if option in options:
             raise SpecError(option, options[option], "an executor in a tree is named by its path")
+    try:
+        inspect.signature(spec_of).bind(worker, world_size, **options)
+    except TypeError as error:
+        raise TypeError(f"executor_child() {error}") from None
     spec = spec_of(worker, world_size, **options)
     if spec.launch.method == "inline":
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")

@@ -109,7 +109,11 @@ class RestartPolicy:
         intensity: object = self.intensity
         backoff: object = self.backoff
         if isinstance(intensity, list | tuple) and len(cast("Sequence[object]", intensity)) == 2:
-            intensity = Intensity(*cast("Sequence[Any]", intensity))
+            try:
+                intensity = Intensity(*cast("Sequence[Any]", intensity))
+            except SpecError as error:
+                remedy = f"{error.field}: {error.remedy}"
+                raise SpecError("policy.intensity", intensity, remedy) from None
         _set(
             self,
             strategy=strategy,

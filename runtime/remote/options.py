@@ -45,11 +45,8 @@ class Zmq:
         check_seconds("transport.heartbeat", self.heartbeat, positive=True)
         check_seconds("transport.lost_after", self.lost_after, positive=True)
         if self.lost_after < 2 * self.heartbeat:
-            raise SpecError(
-                "transport.lost_after",
-                self.lost_after,
-                f"give at least two heartbeats, {2 * self.heartbeat:g} s",
-            )
+            remedy = f"give at most half of lost_after={self.lost_after:g}, or a greater lost_after"
+            raise SpecError("transport.heartbeat", self.heartbeat, remedy)
         if self.ipc:
             if self.bind != _LOOPBACK or self.advertise is not None:
                 raise SpecError("transport.ipc", self.ipc, "give either it or bind and advertise")

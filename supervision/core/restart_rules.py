@@ -187,7 +187,8 @@ class BackOff:
         check_number("factor", self.factor, least=1)
         check_number("jitter", self.jitter, most=1)
         if self.maximum < self.initial:
-            raise SpecError("maximum", self.maximum, f"give at least initial={self.initial}")
+            remedy = f"give at most maximum={self.maximum:g}, or a greater maximum"
+            raise SpecError("initial", self.initial, remedy)
 
     def delay(self, attempt: int, jitter: float = 0.5) -> float:
         """Return the seconds to wait before restart number *attempt* in a row, from 1.

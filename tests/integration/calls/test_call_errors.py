@@ -195,6 +195,7 @@ class Eager(WorkerActor):
         (Echo, {"policy": {"restart": "always"}}, "policy.restart"),
         (Echo, {"intensity": (3,)}, "intensity"),
         (Echo, {"intensity": 3}, "intensity"),
+        (Echo, {"intensity": (-1, 5.0)}, "intensity"),
         (Echo, {"standby": -1}, "standby"),
         (Echo, {"standby": 1.5}, "standby"),
         (Echo, {"standby": True}, "standby"),

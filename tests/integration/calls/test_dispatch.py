@@ -121,8 +121,11 @@ def test_a_proxy_has_the_workers_methods(make: Make) -> None:
     assert {ex.proxy(any=True).rank() for _ in range(2)} <= {0, 1, 2, 3}
     with pytest.raises(UnknownMethod):
         proxy.unheard_of()
-    with pytest.raises(SpecError, match="rank=4"):
-        ex.proxy(rank=4)
+    wrong: Any
+    for wrong in ({"rank": 4}, {"retries": -1}, {"timeout": -1}, {"any": True, "rank": 0}):
+        with pytest.raises(SpecError) as caught:
+            ex.proxy(**wrong)
+        assert caught.value.field == next(iter(wrong))
 
 
 class Impatient(Echo):
