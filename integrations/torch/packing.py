@@ -61,12 +61,13 @@ class Packed:
         self.size = 0
         out = io.BytesIO()
         pickler = _Pickler(out, self._note)
-        pickler.dump(tree)
+        with torch.no_grad():  # here once, for all of the tensors
+            pickler.dump(tree)
         self.meta = pickle.dumps((out.getvalue(), _pickled(tuple(self._leaves)), self.size))
 
     def _note(self, tensor: torch.Tensor) -> int:
-        is_shard = isinstance(tensor, DTensor)
-        dense = local_of(tensor) if is_shard else tensor
+        dense = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        is_shard = dense is not tensor
         if not _is_dense(dense):
             dense = dense.contiguous()
         size = dense.nbytes
