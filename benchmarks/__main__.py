@@ -28,6 +28,7 @@ _COMMANDS = {
         "training.command",
         "what training through kills costs, and whether it stays exact",
     ),
+    "scale": ("scale", "what a group costs by the number of its ranks"),
     "startup": ("startup", "how long ranks take to start, beside multiprocessing"),
     "supervision": ("supervision", "what supervision costs by the number of children"),
     "gpu": ("gpu.command", "experiments on a machine with a GPU"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import descriptor_limit
@@ -131,7 +130,8 @@ def numbers_in(folder: str) -> list[int]:
 def content(path: str, denied: bytes | None = None) -> bytes | None:
     """Return what the file *path* holds; None if there is none, *denied* if it may not be read."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path takes twice as long
+            return file.read()
     except PermissionError:
         return denied
     except OSError as error:
