@@ -21,6 +21,7 @@ from phalanx.cluster import FarProcess
 from phalanx.runtime import (
     Kind,
     LaunchSpec,
+    Process,
     WorkerLabels,
     descriptors,
     occupied,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from phalanx.actors.checkpoint.snapshot_store import RestorePoint
     from phalanx.actors.remote.links import Links
     from phalanx.actors.remote.node_places import NodePlaces
-    from phalanx.runtime import Lease, Process
+    from phalanx.runtime import Lease
 
     from .device_leases import DeviceLeases
     from .handle import Group
@@ -281,6 +282,19 @@ class Membership:
 
     # --- the end ------------------------------------------------------------------------
 
+    def _sweep(self) -> list[Process]:
+        """Return the processes of this machine that have ended, to be killed with another's tree.
+
+        Every look for what a process left behind reads all processes of the machine.
+        """
+        found: list[Process] = []
+        for worker in self._workers.values():
+            process = worker.process
+            if isinstance(process, Process) and process.status is not None and not worker.swept:
+                worker.swept = True
+                found.append(process)
+        return found
+
     def release(self, worker: Worker) -> None:
         """Give back what *worker* holds; kills what is left of its process tree first."""
         worker.released = True
@@ -294,7 +308,8 @@ class Membership:
         deadline = self._group.clock() + (_LAST_TRY if worker.abandoned else _RELEASE)
         process = worker.process
         if process is not None:
-            process.kill_tree(deadline)
+            if not worker.swept:
+                process.kill_tree(deadline, self._sweep())
             if not worker.abandoned or process.status is not None:
                 process.close()
         if worker.lease is not None:

@@ -44,6 +44,7 @@ class Worker:
         rank: Below 0 for a spare, until it takes a rank.
         released: Everything that it held in the driver has been given back; a message about it is
             void from then on.
+        swept: What its process left behind has been killed, with that of another.
         asked: A stop was requested, so its exit is no failure.
         forced: Whether that was by force: the calls that it runs are ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.
@@ -77,6 +78,7 @@ class Worker:
     attached: bool = False
     ready: bool = False
     released: bool = False
+    swept: bool = False
     asked: bool = False
     forced: bool = False
     hung: str = ""

@@ -21,6 +21,7 @@ import signal
 import time
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import descriptor_limit, procfs
@@ -101,6 +102,7 @@ class TreeTarget:
         killed: Processes (pid, ticks) of it that were killed before and may be ending still: those
             have no environment left.
         spare: Pids that are never touched.
+        others: Trees that are looked for in the same look: each lists all processes there are.
 
     The tag must be long: a short one would be found in the environment of every process.
     """
@@ -110,6 +112,7 @@ class TreeTarget:
     sessions: Collection[tuple[int, int]] = ()
     killed: Collection[tuple[int, int]] = ()
     spare: Collection[int] = ()
+    others: Collection[TreeTarget] = ()
 
     def __post_init__(self) -> None:
         if len(self.tag) < _SHORTEST_TAG or not self.tag[:_SHORTEST_TAG].isalnum():
@@ -126,31 +129,43 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     listing: so they are listed again until all that are new have lived to be read.
     """
     # Whatever else is wrong: never init, never ourselves, never our ancestors.
-    spare = {1, *procfs.ancestors(os.getpid()), *target.spare}
-    sessions = {pid for pid, ticks in target.sessions if _is_free_or(pid, ticks)}
-    known = {*target.roots, *target.killed}
+    targets = (target, *target.others)
+    spare = {1, *procfs.ancestors(os.getpid()), *(pid for each in targets for pid in each.spare)}
+    leaders = {key for each in targets for key in each.sessions}
+    sessions = {pid for pid, ticks in leaders if _is_free_or(pid, ticks)}
+    known = {key for each in targets for key in (*each.roots, *each.killed)}
+    tags = [each.tag for each in targets]
+    # What comes from a process is younger: most of a large machine's are not looked at.
+    rooted = all(each.roots for each in targets)
+    since = min((ticks for _, ticks in (*known, *leaders)), default=0) if rooted else 0
+    elders = _elders(os.getpid())
+    skips = since >= elders.born > 0
     found: dict[int, Task] = {}
     tasks: dict[int, Task] = {}
     complete = True
     for _ in range(_LISTINGS):
         lived = True
         for pid in set(procfs.numbers_in("/proc")) - tasks.keys():
+            if skips and elders.has(pid):
+                continue
             task = procfs.read(pid)
             if task is None:
                 lived = False
                 continue
+            if skips:
+                elders.note(task)
             tasks[pid] = task
             lived = lived and not task.is_dead
             if task.is_kernel_thread or pid in spare:
                 continue
             if task.key in known or task.session in sessions:
                 found[pid] = task
-            elif not task.is_dead:
+            elif not task.is_dead and task.ticks >= since:
                 # Of one that may not be read: no tag.
                 environ = procfs.content(f"/proc/{pid}/environ", denied=b"?")
                 if environ is None:
                     lived = False
-                elif target.tag in environ:
+                elif any(tag in environ for tag in tags):
                     found[pid] = task
                 elif not environ:
                     lived = complete = False
@@ -160,6 +175,42 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
         complete = False
     below = procfs.descendants({k: v for k, v in tasks.items() if k not in spare}, found)
     return {k: v for k, v in (found | below).items() if not v.is_dead}, complete
+
+
+class _Elders:
+    """Processes that are older than *mine*, which need to be read but once.
+
+    Each is known by the inode of its folder: another process of that number has another one.
+    """
+
+    def __init__(self, mine: int) -> None:
+        task = procfs.read(mine)
+        self.born = 0 if task is None else task.ticks
+        self._inodes: dict[int, int] = {}
+
+    def has(self, pid: int) -> bool:
+        """Whether *pid* is known to be one."""
+        inode = self._inodes.get(pid)
+        return inode is not None and inode == _inode(pid)
+
+    def note(self, task: Task) -> None:
+        """Keep *task* if it is one."""
+        inode = _inode(task.pid) if task.ticks < self.born else None
+        if inode is not None and procfs.is_same(task):  # so the inode was not another's
+            self._inodes[task.pid] = inode
+
+
+def _inode(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_ino  # noqa: PTH116  # a Path takes longer
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _elders(mine: int) -> _Elders:
+    """Return those of this process, whose number is *mine*; a fork has others."""
+    return _Elders(mine)
 
 
 def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
@@ -237,7 +288,7 @@ def _end_all(
             left.append(victim)
         # A stray may be our child, as all orphans are if we are PID 1. The status of a root is left
         # to its owner.
-        if key not in target.roots:
+        if not any(key in each.roots for each in (target, *target.others)):
             collect(pidfd)
         os.close(pidfd)
     return left

@@ -15,6 +15,7 @@ import signal as signals
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
@@ -25,7 +26,7 @@ from phalanx.supervision import ExitKind, ExitReason, WouldDeadlock
 from . import orphan_reaper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
@@ -69,6 +70,7 @@ class Process:
         pidfd: A descriptor for it, owned and closed by this object.
         start_ticks: When it was started, in clock ticks since boot.
         status: How it ended; None while it lives. Set before `on_exit` is called.
+        tree: It and everything that comes from it; None if it has no tag to find that by.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Process:
         key = (task.key,)
         self._loop = loop
         self._owner = os.getpid()
-        self._tree = process_tree.TreeTarget(tag, key, key) if tag else None
+        self.tree = process_tree.TreeTarget(tag, key, key) if tag else None
         self._out_of_memory = out_of_memory
         self._on_exit = on_exit
         self._on_close = on_close
@@ -131,16 +133,22 @@ class Process:
             return self.status is not None
         return self._ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def kill_tree(self, deadline: float) -> tuple[process_tree.Victim, ...]:
+    def kill_tree(
+        self, deadline: float, ended: Iterable[Process] = ()
+    ) -> tuple[process_tree.Victim, ...]:
         """Kill the process and everything that came from it, daemons included.
 
-        Works after its own death too: then for what it left behind. Returns once all of them are
-        gone, or at *deadline* (monotonic) those that are still there.
+        Works after its own death too: then for what it left behind, and for what those that have
+        *ended* too have left. Returns once all of them are gone, or at *deadline* (monotonic) those
+        that are still there.
         """
         if self._owner != os.getpid():
             return ()
-        left = () if self._tree is None else process_tree.kill(self._tree, deadline)
-        if left or self._tree is None:
+        left: tuple[process_tree.Victim, ...] = ()
+        if self.tree is not None:
+            others = [each.tree for each in ended if each.tree is not None]
+            left = process_tree.kill(replace(self.tree, others=others), deadline)
+        if left or self.tree is None:
             self.send_signal(signals.SIGKILL)  # there may have been no descriptor to find it by
         if self.status is None and not self._closed:
             self.wait(deadline)

@@ -297,7 +297,7 @@ class Worker:
             self._exit(ExitEvidence(signal=number))
         return True
 
-    def kill_tree(self, _deadline: float) -> None:
+    def kill_tree(self, _deadline: float, _ended: object = ()) -> None:
         self.send_signal(signal.SIGKILL)
 
     def is_stopped(self) -> bool:

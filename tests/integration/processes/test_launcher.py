@@ -152,8 +152,8 @@ def test_a_process_is_listed_under_its_title_and_carries_its_mark(
     for pid in pids:  # a child that is between two programs has no environment for a moment
         environ = Path(f"/proc/{pid}/environ")
         wait_until(environ.read_bytes)
-        assert process._tree is not None
-        assert process._tree.tag in environ.read_bytes()
+        assert process.tree is not None
+        assert process.tree.tag in environ.read_bytes()
 
 
 @pytest.mark.parametrize("method", METHODS)

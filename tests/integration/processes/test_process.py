@@ -32,8 +32,8 @@ def test_killing_a_tree_ends_every_kind_of_descendant(
     assert process.status is not None
     assert process.status.signal == signal.SIGKILL
     assert bystander.status is None
-    assert process._tree is not None
-    assert process_tree.find(process._tree)[0] == {}
+    assert process.tree is not None
+    assert process_tree.find(process.tree)[0] == {}
 
 
 def test_what_a_dead_process_left_behind_is_still_found(starter: Starter) -> None:
@@ -48,6 +48,22 @@ def test_what_a_dead_process_left_behind_is_still_found(starter: Starter) -> Non
 
     assert left == ()
     assert not any(map(is_alive, pids))
+
+
+def test_what_several_dead_processes_left_behind_is_killed_together(starter: Starter) -> None:
+    bystander = starter.start("stay")
+    starter.line.hear()
+    both = [starter.start("beget", "session daemon orphan end") for _ in range(2)]
+    pids = [pid for _ in both for pid in starter.line.hear()["pids"].values()]
+    assert all(each.wait(soon()) for each in both)
+    assert all(map(is_alive, pids))
+
+    left = both[0].kill_tree(soon(), both[1:])
+
+    assert left == ()
+    assert len(pids) == 6
+    assert not any(map(is_alive, pids))
+    assert bystander.status is None
 
 
 def test_a_stopped_process_is_seen_as_stopped_and_killed_all_the_same(starter: Starter) -> None:
