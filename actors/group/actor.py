@@ -259,6 +259,9 @@ class GroupActor(ProtectedActor):
                 self._attach(worker)
             case Kind.LEFT:
                 worker.left = frame.epoch
+            case Kind.VOIDED:
+                worker.voided = frame.epoch
+                self._send_orders()
             case Kind.ENDING:
                 self._plane.expect_end(worker.rank, worker.incarnation)
             case Kind.NOT_REFORMED:
@@ -360,6 +363,7 @@ class GroupActor(ProtectedActor):
         for worker in workers:
             self._membership.release(worker)
         self._perform(actions)
+        self._send_orders()
 
     def _not_started(self, ranks: tuple[tuple[int, int], ...], reason: ExitReason) -> None:
         if self.group.probe is not None:
@@ -559,9 +563,21 @@ class GroupActor(ProtectedActor):
                 worker.broken = why
                 self._shutdown.kill(worker)
             else:
-                order = self._membership.reform(worker, epoch)
+                worker.order = self._membership.reform(worker, epoch)
                 self.health.limit_reform(worker)
-                self._plane.post(rank, incarnation, order, leaves_epoch=True)
+                self.group.heartbeats.tell_void(rank, incarnation, worker.epoch)
+
+    def _send_orders(self) -> None:
+        """Have ranks leave their process group, once each that is kept knows that it is void.
+
+        A rank that leaves a group of NCCL may have others that wait in it compute nonsense.
+        """
+        kept = [each for each in self._membership.current() if each.order is not None]
+        if all(each.voided == each.epoch for each in kept):
+            for each in kept:
+                order, each.order = each.order, None
+                assert order is not None
+                self._plane.post(each.rank, each.incarnation, order, leaves_epoch=True)
 
     def _stop_ranks(self, action: decide.StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device, or a process, never start."""

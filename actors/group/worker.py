@@ -55,6 +55,8 @@ class Worker:
         killed_at: When it was first sent SIGKILL by us; 0.0 for never.
         abandoned: It withstood that, and is no longer waited for.
         left: The last epoch for which it has left the process group of the one before.
+        voided: The last epoch for which it has noted that what it computes is void.
+        order: To leave its process group for the next; sent when all that are kept have noted that.
         restore_point: The state that it restores; None if it begins anew.
         restoring: When it began to restore it; 0.0 for not yet.
         threads: Its threads as the kernel saw them when it was found hanging.
@@ -88,6 +90,8 @@ class Worker:
     killed_at: float = 0.0
     abandoned: bool = False
     left: int = 0
+    voided: int = 0
+    order: bytes | None = None
     restore_point: RestorePoint | None = None
     restoring: float = 0.0
     threads: str = ""

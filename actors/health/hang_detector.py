@@ -229,7 +229,11 @@ class HangDetector:
             return reforms() and worker.left < epoch
 
         def part() -> None:
-            if lingers():  # from now on the connections of the old group are ended under it
+            if not lingers():
+                return
+            if worker.order is not None:  # another rank has not noted yet that its results are void
+                self._shutdown.after(worker, _SETTLE, part)
+            else:  # from now on the connections of the old group are ended under it
                 self._group.heartbeats.part(worker.rank, worker.incarnation, epoch)
 
         self._shutdown.after(worker, min(leave / 2, _SETTLE), part)

@@ -84,6 +84,10 @@ class HeartbeatClient:
         request.check_complete()
         return request
 
+    def tell_void(self, rank: int, incarnation: int, epoch: int) -> None:
+        """Tell a rank that what it computes is void, as it is to leave its group for *epoch*."""
+        self._send({rank: incarnation}, Kind.VOID, epoch=epoch)
+
     def part(self, rank: int, incarnation: int, epoch: int) -> None:
         """Have a rank end the connections of the process group that it leaves for *epoch*."""
         self._send({rank: incarnation}, Kind.PART, epoch=epoch)

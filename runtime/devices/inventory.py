@@ -245,16 +245,17 @@ class NvmlInventory(GpuInventory):
     def processes(self, uuid: str) -> Mapping[int, int | None] | None:
         """Return the bytes in use by pid on the device *uuid*; None if unknown.
 
-        A pid that this namespace does not have is left out: it may be that of a rank, as the host
-        knows it, so that its memory is not known to be another's.
+        Those of a pid that this namespace does not have are None: it may be a dead rank's, as the
+        host knows it, so that its memory is not known to be another's.
         """
 
         def question() -> Mapping[int, int | None]:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
             return {
-                int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory)
+                int(one.pid): None
+                if one.usedGpuMemory is None or not Path(f"/proc/{one.pid}").exists()
+                else int(one.usedGpuMemory)
                 for one in running
-                if Path(f"/proc/{one.pid}").exists()
             }
 
         return self._ask(question, None)

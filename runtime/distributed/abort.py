@@ -13,9 +13,9 @@
   kernel that runs there, also for those that only the abort of another group ends. One after the
   other they block each other (seen with NCCL 2.28.9), also within one ``ncclGroupStart``: torch
   aborts on a thread of its own, which the caller's NCCL group does not reach. An operation under
-  way then ends *without an error* and its results are undefined. So the default group is taken
-  away before the abort: `torch.distributed.is_initialized()` is False as soon as results may be
-  wrong.
+  way then ends *without an error* and its results are undefined, also on a rank that has not been
+  aborted yet: the kernels of the first that is pass on what they have. So every rank that is kept
+  notes that its results are void, and has no default group any longer, before any is aborted.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ _TAG = (1 << 31) - 1  # of a message that no rank sends
 _ABORT = 5.0  # seconds for the abort of all communicators: nine times what was seen (docs/gpu.md)
 
 
-def has_communicators() -> bool:
-    """Return whether this process is in a group whose abort leaves undefined results (NCCL)."""
+def void_process_groups() -> bool:
+    """Return whether an abort of this process's groups leaves results undefined (NCCL).
+
+    Then there is no default group from now on: `torch.distributed.is_initialized()` is False.
+    """
     world = _world()
-    return world is not None and any(_is_nccl(world, group) for group in list(world.pg_map))
+    if world is None or not any(_is_nccl(world, group) for group in list(world.pg_map)):
+        return False
+    import_module("torch.distributed.distributed_c10d")._update_default_pg(None)  # noqa: SLF001  # as torch does
+    return True
 
 
 def abort_process_groups() -> list[Any]:
@@ -60,7 +66,7 @@ def abort_process_groups() -> list[Any]:
                 backend.recv_anysource([torch.empty(1)], _TAG).wait(_AT_ONCE)
     nccl = [group for group in groups if _is_nccl(world, group)]
     if nccl:
-        torch.distributed.distributed_c10d._update_default_pg(None)  # noqa: SLF001  # as torch does
+        void_process_groups()
         _abort(nccl)
     return groups
 
@@ -103,7 +109,8 @@ def _world() -> Any:
 
 
 def _is_nccl(world: Any, group: Any) -> bool:
-    return "nccl" in str(world.pg_backend_config.get(group, ""))
+    config = world.pg_backend_config.get(group)  # one that is being made has none yet
+    return "nccl" in str(config or world.pg_map.get(group))
 
 
 def _abort(groups: list[Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 from phalanx.supervision import SpecError, check_seconds
 
 _LOOPBACK = "tcp://127.0.0.1"
+_HEARTBEAT = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,16 @@ class Zmq:
     bind: str = _LOOPBACK
     advertise: str | None = None
     ipc: bool = False
-    heartbeat: float = 1.0
+    heartbeat: float = _HEARTBEAT
     lost_after: float = 10.0
 
     def __post_init__(self) -> None:
         check_seconds("transport.heartbeat", self.heartbeat, positive=True)
         check_seconds("transport.lost_after", self.lost_after, positive=True)
         if self.lost_after < 2 * self.heartbeat:
+            if self.heartbeat == _HEARTBEAT:
+                remedy = f"give at least two heartbeats, {2 * _HEARTBEAT:g} s"
+                raise SpecError("transport.lost_after", self.lost_after, remedy)
             remedy = f"give at most half of lost_after={self.lost_after:g}, or a greater lost_after"
             raise SpecError("transport.heartbeat", self.heartbeat, remedy)
         if self.ipc:

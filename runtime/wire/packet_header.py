@@ -80,6 +80,8 @@ class Kind:
     PART: Final[int] = 35
     DRAINING: Final[int] = 36
     TERMINATE: Final[int] = 37
+    VOID: Final[int] = 38
+    VOIDED: Final[int] = 39
 
 
 class Flag:

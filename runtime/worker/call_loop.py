@@ -187,9 +187,11 @@ class CallLoop:
 
     def _reform(self, frame: Frame) -> None:
         link = self._link
+        self._replies.finish()  # they were begun in the group that is left
         link.enter(frame.epoch)
         try:
             self._hosted.reform(frame.value())
+            link.check_results()  # another death, and the next order to leave, came meanwhile
         except Exception as error:  # noqa: BLE001  # the driver handles it
             link.tell(Kind.NOT_REFORMED, RemoteFailure.of(error))
         else:
@@ -219,7 +221,8 @@ class CallLoop:
             if carrier:
                 span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
-            self._link.check_results()
+            if self._link.aborts != self._link.entered_at:
+                self._link.check_results()
             # Before the answer, so that the arguments' memory is free for the next call.
             del args, kwargs
             if flags & Flag.STREAM:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from phalanx.runtime.distributed.abort import abort_process_groups, has_communicators
+from phalanx.runtime.distributed.abort import abort_process_groups, void_process_groups
 from phalanx.runtime.linux import process_title
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
@@ -48,6 +48,7 @@ _WIPE_ON_FORK: Final = 18  # not in `mmap`
 _RELEASE: Final = 0.25  # seconds for the main thread to get the errors of ended connections
 _NCCL_RELEASE: Final = 2.0  # the same after an abort of NCCL; arbitrary
 _WAITS: Final = re.compile("/torch/(distributed|autograd)/")  # a backward pass waits for DDP's
+_NCCL: Final = re.compile(r"/torch/distributed/\w+\.py:")  # not those that compute, or write files
 _OWN_FAULTS: Final = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
     *(signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
@@ -124,7 +125,11 @@ def _waits_for_nccl(main: int) -> bool:
     """
     before = _where(main)
     time.sleep(_NCCL_RELEASE)
-    return bool(before) and "/torch/distributed/" in before[0] and before == _where(main)
+    return bool(before) and bool(_NCCL.search(before[0])) and before == _where(main)
+
+
+class ResultsUndefined(RuntimeFault):
+    """The answer of a call whose NCCL process group was aborted; no decider is asked about it."""
 
 
 class Hosted(Protocol):
@@ -206,7 +211,7 @@ class Link:
     Attributes:
         original: Byte 0 is 1 in the process that was started, and 0 in a copy that it forks, which
             may not answer. Read for each call: `os.getpid` would be a system call.
-        aborts: How often the NCCL groups of this process were aborted.
+        aborts: How often the NCCL groups of this process were void: aborted, or about to be.
         entered_at: How often when it entered the present epoch.
     """
 
@@ -239,7 +244,7 @@ class Link:
         """
         with self._entering:
             self.epoch = epoch
-            self.aborts += has_communicators()
+            self.aborts += void_process_groups()
             self.entered_at = self.aborts
 
     def check_results(self, entered_at: int | None = None) -> None:
@@ -248,7 +253,7 @@ class Link:
         *entered_at* is that of the epoch in which they were begun; None for the present one.
         """
         if self.aborts != (self.entered_at if entered_at is None else entered_at):
-            raise RuntimeFault(
+            raise ResultsUndefined(
                 "its NCCL process group was aborted during the call: its results are undefined"
             )
 
@@ -288,11 +293,10 @@ class Link:
                 match frame.kind:
                     case Kind.ASK:
                         self.tell(Kind.PULSE, Pulse(_where(main)), number=frame.call_id)
+                    case Kind.VOID:
+                        self._spawn(self._void, frame.epoch)
                     case Kind.PART:
-                        with contextlib.suppress(RuntimeError):  # no thread: `leave_within` holds
-                            threading.Thread(
-                                target=self._part, args=(frame.epoch, main), daemon=True
-                            ).start()
+                        self._spawn(self._part, frame.epoch, main)
                     case Kind.DRAINING | Kind.TERMINATE:
                         termination.hear(frame.kind)
                     case _:
@@ -301,6 +305,19 @@ class Link:
             pass
         termination.hear(None)  # the driver is gone, or has closed its end
         self._received.put(None)
+
+    def _spawn(self, what: Callable[..., None], *args: int) -> None:
+        """Run *what* on a thread; without one, `leave_within` holds."""
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=what, args=args, daemon=True).start()
+
+    def _void(self, epoch: int) -> None:
+        """Note that what is being computed is void, before any rank is aborted; say so."""
+        with self._entering:
+            if self.epoch < epoch:
+                self.aborts += void_process_groups()
+        with contextlib.suppress(OSError):  # the driver is gone
+            self.tell(Kind.VOIDED, epoch=epoch)
 
     def _part(self, epoch: int, main: int) -> None:
         """End the connections of the process group that the worker is to leave for *epoch*.
@@ -311,9 +328,9 @@ class Link:
         with self._entering:
             if self.epoch >= epoch:
                 return
-            is_nccl = has_communicators()
+            is_nccl = void_process_groups()
+            self.aborts += is_nccl
             try:
-                self.aborts += is_nccl
                 abort_process_groups()
             except RuntimeFault as fault:
                 self._cannot_leave(fault, epoch)

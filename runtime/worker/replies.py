@@ -112,6 +112,14 @@ class ReplyQueue:
             self._let_go = call_id
             self._news.notify_all()
 
+    def finish(self) -> None:
+        """Return when what was put off is computed and sent, held up or not."""
+        with self._news:
+            while self.unsent and not self._is_closing:
+                self._let_go = max(self._let_go, self._held_by)
+                self._news.notify_all()
+                self._news.wait()
+
     def close(self) -> None:
         """Send what is still being computed, unless it is held up, then end the output thread."""
         with self._lock:
@@ -146,6 +154,8 @@ class ReplyQueue:
             send()
             with self._lock:
                 self.unsent -= 1
+            with self._news:
+                self._news.notify_all()
             if self._held_by and not self._await_leave(self._held_by):
                 return
 
@@ -159,6 +169,7 @@ class ReplyQueue:
     def _resolve(self, call: Frame, output: AsyncOutput, begun: int) -> None:
         try:
             try:
+                self._link.check_results(begun)
                 result = output.get_output()
             finally:
                 self._fatal_exit.end_copy()

@@ -21,6 +21,8 @@ from phalanx.runtime.wire.packet_header import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import Directive, is_broken_process_group
 
+from .control import ResultsUndefined
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -73,7 +75,8 @@ class FatalExit:
         A broken process group is re-formed by the driver, which knows of deaths and whether ranks
         are kept, so it does not restart each rank by itself.
         """
-        directive = self._hosted.judge(error)
+        undefined = isinstance(error, ResultsUndefined)
+        directive = Directive.RESUME if undefined else self._hosted.judge(error)
         joined = is_in_process_group()
         broken = joined and is_broken_process_group(error)
         if broken and directive is Directive.RESTART:

@@ -136,6 +136,9 @@ launch failure. The others are from NVIDIA's documentation of ``cudaError_t``.
 """
 
 
+_CUDAS = ("AcceleratorError", "Cuda", "CUDA")  # in the names of the types of several libraries
+
+
 def is_sticky_device_error(cause: Cause) -> bool:
     """Return whether *cause* is a CUDA error after which its process cannot go on.
 
@@ -148,7 +151,7 @@ def _is_sticky(error: BaseException) -> bool:
     names = _names(type(error))
     text = error_text(error).lower()
     is_cudas = isinstance(error, RuntimeError) and "cuda" in text
-    if not is_cudas and not names & {"AcceleratorError", "CudaError", "CUDAError"}:
+    if not is_cudas and not any(word in name for name in names for word in _CUDAS):
         return False
     return "OutOfMemoryError" not in names and any(phrase in text for phrase in DEVICE_ERRORS)
 
@@ -156,11 +159,16 @@ def _is_sticky(error: BaseException) -> bool:
 def _chain(cause: Cause) -> Iterator[BaseException]:
     """Yield *cause*, what it was raised from, and so on; nothing for an exit."""
     seen: set[int] = set()
-    error = None if isinstance(cause, ExitReason) else cause
-    while error is not None and id(error) not in seen:
+    left = [None if isinstance(cause, ExitReason) else cause]
+    while left:
+        error = left.pop()
+        if error is None or id(error) in seen:
+            continue
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        left += [error.__cause__, error.__context__]
+        if isinstance(error, BaseExceptionGroup):
+            left += cast("BaseExceptionGroup[BaseException]", error).exceptions
 
 
 _BROKEN_GROUP = {"DistBackendError", "DistNetworkError"}

@@ -163,6 +163,9 @@ class RestartWindow(Intensity):
         return tuple(at for at in self.spent if now - at <= self.period)
 
 
+_INITIAL = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
     """Exponential delays with jitter and a cap, which start over after a healthy time.
@@ -175,7 +178,7 @@ class BackOff:
         reset_after: Seconds a child must have run for its next restart to count as the first.
     """
 
-    initial: float = 0.1
+    initial: float = _INITIAL
     factor: float = 2.0
     maximum: float = 30.0
     jitter: float = 0.1
@@ -187,6 +190,8 @@ class BackOff:
         check_number("factor", self.factor, least=1)
         check_number("jitter", self.jitter, most=1)
         if self.maximum < self.initial:
+            if self.initial == _INITIAL:
+                raise SpecError("maximum", self.maximum, f"give at least initial={_INITIAL:g}")
             remedy = f"give at most maximum={self.maximum:g}, or a greater maximum"
             raise SpecError("initial", self.initial, remedy)
 

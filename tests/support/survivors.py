@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from tests.support.workers import Echo, wait_for
 
-from phalanx.actors import WorkerContext
+from phalanx.actors import AsyncOutput, WorkerContext
 from phalanx.runtime import abort_process_groups
 
 
@@ -52,6 +52,23 @@ class Keeper(Echo):
 
     def kept(self) -> tuple[int, list[int], int, int]:
         return self.loads, self.reforms, os.getpid(), self.ctx.epoch
+
+    def total_later(self, mark: str, seconds: float) -> AsyncOutput:
+        """Add up on the output thread; rank 1 does not come."""
+        import torch
+        import torch.distributed as dist
+
+        class Output(AsyncOutput):
+            def get_output(_self) -> float:
+                Path(f"{mark}.{self.ctx.rank}").touch()
+                if self.ctx.rank == 1:
+                    threading.Event().wait()
+                time.sleep(seconds)
+                tensor = torch.full((1,), 100.0)
+                dist.all_reduce(tensor)
+                return float(tensor)
+
+        return Output()
 
     def total(self) -> float:
         import torch

@@ -12,10 +12,11 @@ from tests.support.fake_nccl import NcclKeeper
 from tests.support.options import Make, with_defaults
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed
+from tests.support.survivors import Keeper
 
 from phalanx.actors import Executor, RestartPolicy
 from phalanx.runtime import Runtime
-from phalanx.supervision import WorkerDied
+from phalanx.supervision import Decider, Directive, Rule, WorkerDied
 
 LONG = 60.0
 Build = Callable[..., Executor[Any]]
@@ -29,7 +30,9 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(make: Make, torch_runtime: Runtime, log: Path) -> Build:
-    def build(how: str = "end", **options: Any) -> Executor[Any]:
+    def build(
+        how: str = "end", *, worker: type[Keeper] = NcclKeeper, **options: Any
+    ) -> Executor[Any]:
         env = {"FAKE_NCCL_ABORT": how, "FAKE_NCCL_RANK": "0", "FAKE_NCCL_LOG": str(log)}
         usual = with_defaults(
             options,
@@ -38,7 +41,7 @@ def build(make: Make, torch_runtime: Runtime, log: Path) -> Build:
             runtime=torch_runtime,
             intensity=OFTEN,
         )
-        return make(NcclKeeper, 3, **usual)
+        return make(worker, 3, **usual)
 
     return build
 
@@ -82,6 +85,46 @@ def test_a_result_that_an_abort_has_made_undefined_is_not_answered(
 
     found = call.result(LONG)
     assert [outcome.ok for outcome in found] == [False] * 3
+    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
+
+
+def test_no_rank_is_aborted_before_each_knows_that_its_results_are_void(
+    build: Build, tmp_path: Path
+) -> None:
+    ex = build()
+    mark = tmp_path / "begun"
+    call = ex.gather("answer_after_an_abort", args=(str(mark),), non_block=True)
+    wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(3)))
+
+    kill(ex, 1)
+
+    assert "undefined" in str(call.result(LONG)[2].error)
+
+
+def test_no_decider_is_asked_about_a_result_that_is_undefined(build: Build, tmp_path: Path) -> None:
+    decider = Decider((Rule(Exception, Directive.RESTART),))
+    ex = build(policy=RestartPolicy(survivors="keep", decider=decider))
+    before = [info.pid for info in ex.ranks]
+
+    interrupt(ex, tmp_path / "begun", "reduce_in_part").exception(LONG)
+
+    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
+    assert [info.pid for info in ex.ranks][0::2] == before[0::2]
+
+
+@pytest.mark.parametrize("worker", [NcclKeeper, Keeper])
+def test_an_output_that_was_put_off_is_not_computed_in_the_next_group(
+    build: Build, tmp_path: Path, worker: type[Keeper]
+) -> None:
+    ex = build(worker=worker)
+    first = ex.gather("total_later", args=(str(tmp_path / "first"), 0.0), non_block=True)
+    second = ex.gather("total_later", args=(str(tmp_path / "second"), 1.0), non_block=True)
+    wait_until(lambda: all((tmp_path / f"first.{rank}").exists() for rank in range(3)))
+
+    kill(ex, 1)
+
+    for call in (first, second):
+        assert [outcome.ok for outcome in call.result(LONG)] == [False] * 3
     assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
 
 

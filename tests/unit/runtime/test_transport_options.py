@@ -56,6 +56,7 @@ def test_it_listens_where_it_was_told_and_else_on_loopback(
         ({"heartbeat": float("nan")}, "transport.heartbeat"),
         ({"lost_after": float("inf")}, "transport.lost_after"),
         ({"heartbeat": 6.0}, "transport.heartbeat"),
+        ({"lost_after": 1.0}, "transport.lost_after"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_field(options: dict[str, Any], field: str) -> None:

@@ -96,7 +96,8 @@ AnyRule: Any = Rule
         (lambda: BackOff(factor=0.5), "factor", 0.5),
         (lambda: BackOff(jitter=2), "jitter", 2),
         (lambda: BackOff(initial=-1), "initial", -1),
-        (lambda: BackOff(initial=9, maximum=1), "initial", 9),
+        (lambda: BackOff(initial=100), "initial", 100),
+        (lambda: BackOff(maximum=0.01), "maximum", 0.01),
     ],
 )
 def test_bad_values_are_named_when_the_spec_is_built(build: Any, field: str, value: Any) -> None:
