@@ -1,14 +1,17 @@
 """``python -m benchmarks scale``: what a group costs by the number of its ranks.
 
 Guarantees: groups of every size take their turn in each round, so that drift of the machine falls
-on all alike; each is started anew. "At most linear" holds the largest group against the one before
+on all alike; each has a driver of its own. "At most linear" holds each size against the one before
 it: what it has of everything may be as much more as it has more ranks.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -54,8 +57,24 @@ class Idle(WorkerActor):
         return len(data)
 
 
-def measure(runtime: Runtime, ranks: int, calls: int) -> dict[str, float]:
-    """Return what one group of *ranks* takes: seconds, descriptors, bytes."""
+def measure(ranks: int, calls: int) -> dict[str, float]:
+    """Return what one group of *ranks* takes, in a process of its own."""
+    code = f"from {__spec__.name} import drive; drive({ranks}, {calls})"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def drive(ranks: int, calls: int) -> None:
+    """Print what `measure` returns."""
+    with Runtime(console=None, stream=False) as runtime:
+        with Executor(Idle, 1, launch=Launch(preload=()), devices="cpu", runtime=runtime) as group:
+            group.collective_rpc("nothing", _LONG)  # the zygote starts with it
+        print(json.dumps(_measure(runtime, ranks, calls)))
+
+
+def _measure(runtime: Runtime, ranks: int, calls: int) -> dict[str, float]:
+    """Return seconds, descriptors, bytes."""
     driver = Family(os.getpid(), "")
     files, memory = _descriptors(), driver.pss([os.getpid()])
     found: dict[str, float] = {}
@@ -81,7 +100,7 @@ def measure(runtime: Runtime, ranks: int, calls: int) -> dict[str, float]:
         ]
         found["broadcast"] = Samples(tuple(sent[1:])).median  # the first makes the memory
         found["descriptors"] = _descriptors() - files
-        found["driver"] = max(1, driver.pss([os.getpid()]) - memory)
+        found["driver"] = driver.pss([os.getpid()]) - memory
         found["ranks"] = driver.pss(each.pid for each in group.ranks if each.pid is not None)
         victim = group.ranks[ranks // 2].pid
         assert victim is not None
@@ -127,11 +146,9 @@ def run(arguments: argparse.Namespace) -> int:
     machine = describe()
     sizes: list[int] = sorted(set(arguments.ranks))
     rounds: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in sizes}
-    with Runtime(console=None, stream=False) as runtime:
-        measure(runtime, 1, 1)  # the zygote starts with it
-        for number in range(arguments.rounds):
-            for ranks in sizes if number % 2 else reversed(sizes):
-                rounds[ranks].append(measure(runtime, ranks, arguments.calls))
+    for number in range(arguments.rounds):
+        for ranks in sizes if number % 2 else reversed(sizes):
+            rounds[ranks].append(measure(ranks, arguments.calls))
     found = {
         ranks: {kind: Samples(tuple(each[kind] for each in rows)) for kind in _KINDS}
         for ranks, rows in rounds.items()

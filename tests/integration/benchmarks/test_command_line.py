@@ -185,14 +185,24 @@ def test_training_goes_on_without_a_peer_that_is_absent(
     [
         (("startup", "--ranks", "1", "--warm", "1"), "phalanx_cold_seconds"),
         (("supervision", "--most", "10"), "bytes_per_child"),
-        (("scale", "--ranks", "1,2", "--rounds", "1", "--calls", "2"), "rounds"),
     ],
 )
 def test_the_others_give_their_figures(words: tuple[str, ...], key: str, tmp_path: Path) -> None:
     done = bench(*words, "--json", "-", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[key]
+    assert json.loads(done.stdout)[key] > 0
+
+
+def test_scale_gives_what_a_group_takes_by_its_size(tmp_path: Path) -> None:
+    words = ("scale", "--ranks", "1,2", "--rounds", "1", "--calls", "2")
+    done = bench(*words, "--json", "figures", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads((tmp_path / "figures").read_text())["rounds"]
+    assert rounds["2"][0]["descriptors"] > rounds["1"][0]["descriptors"] > 0
+    assert min(rounds["2"][0].values()) > 0
+    assert "| descriptors of the driver: 2 ranks to 1, at most 2" in done.stdout
 
 
 @pytest.mark.parametrize(
