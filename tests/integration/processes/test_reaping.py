@@ -5,13 +5,11 @@ import signal
 import threading
 
 import pytest
-from tests.support.processes import wait_until
+from tests.support.processes import LONG, wait_until
 
 from phalanx.runtime.process import orphan_reaper
 from phalanx.runtime.process.orphan_reaper import Reaper
 from phalanx.runtime.threads.event_loop import EventLoop
-
-LONG = 30.0
 
 
 def start() -> tuple[int, int]:
@@ -34,7 +32,6 @@ def wait_let_go(orphans: Reaper) -> None:
     wait_until(lambda: not orphans._orphans)
 
 
-@pytest.mark.usefixtures("phalanx_leak_check")
 def test_a_dead_child_is_collected_and_let_go(loop: EventLoop) -> None:
     pid, pidfd = start()
     orphans = Reaper(loop)
@@ -46,7 +43,6 @@ def test_a_dead_child_is_collected_and_let_go(loop: EventLoop) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-@pytest.mark.usefixtures("phalanx_leak_check")
 def test_one_that_somebody_else_has_collected_is_let_go_at_once(
     loop: EventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +56,6 @@ def test_one_that_somebody_else_has_collected_is_let_go_at_once(
     wait_let_go(orphans)
 
 
-@pytest.mark.usefixtures("phalanx_leak_check")
 def test_one_that_is_not_our_child_yet_is_waited_for(loop: EventLoop) -> None:
     # Its parent has not collected it, and so it does not come to us.
     ours, theirs = os.pipe()
