@@ -132,19 +132,19 @@ def test_more_than_its_control_group_has_is_refused_and_kills_nobody(tmp_path: P
 
 @pytest.mark.parametrize(
     "how",
-    ["mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full", "absent"],
+    [
+        "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
+        "mkdir {0} && mount --bind {0} /dev/shm && mount -o remount,ro,bind /dev/shm",
+    ],
+    ids=["full", "read-only"],
 )
 def test_calls_need_no_dev_shm(tmp_path: Path, how: str) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER.format(root=str(ROOT)))
-    if how == "absent":
-        # What lies under it is hidden with it: nothing of this name can be opened any more.
-        how = f"mkdir -p {tmp_path}/dev && mount --bind {tmp_path}/dev /dev/shm && rmdir /dev/shm/x"
-        how = how.replace(" && rmdir /dev/shm/x", " && mount -o remount,ro,bind /dev/shm")
     if shutil.which("unshare") is None or _unshare("true").returncode:
         pytest.skip("mount namespaces are not allowed here")
 
-    done = _unshare(f"{how} && exec {sys.executable} {script}")
+    done = _unshare(f"{how.format(tmp_path / 'dev')} && exec {sys.executable} {script}")
 
     assert done.stdout.strip().endswith("answered"), done.stderr
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.privileged.test_node_machines import MACHINE
+from tests.support.disturbed_nodes import INIT
 from tests.support.node_engine import LocalNodes
 from tests.support.processes import LONG, wait_until
 from tests.support.relayed_links import ip, namespace
@@ -87,7 +87,7 @@ def site(tmp_path: Path, torch_runtime: Runtime, request: pytest.FixtureRequest)
     with namespace() as (name, cable, here, there):
         # Ranks of one machine meet by its address, which takes its loopback interface.
         ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
-        prefix = ("ip", "netns", "exec", name, *MACHINE)
+        prefix = ("ip", "netns", "exec", name, *INIT)
         nodes = LocalNodes(
             ranks_per_node=2,
             spare_nodes=1,
@@ -177,7 +177,7 @@ def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
     with namespace() as (name, cable, here, _):
         rate = ("rate", "8mbit", "burst", "32kb", "latency", "400ms")  # so it takes ten seconds
         subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "tbf", *rate], check=True)
-        prefix = ("ip", "netns", "exec", name, *MACHINE)
+        prefix = ("ip", "netns", "exec", name, *INIT)
         nodes = LocalNodes(
             ranks_per_node=1,
             node_timeout=TIMEOUT,
@@ -196,7 +196,7 @@ def test_an_address_that_other_machines_do_not_reach_is_told_with_its_option(
 ) -> None:
     with namespace() as (name, _, _, _):
         ip("netns", "exec", name, "ip", "link", "set", "lo", "up")
-        prefix = ("ip", "netns", "exec", name, *MACHINE)
+        prefix = ("ip", "netns", "exec", name, *INIT)
         nodes = LocalNodes(
             ranks_per_node=1,
             bind="127.0.0.1",  # is another one there
