@@ -16,12 +16,7 @@ from tests.support.drivers import Driver
 from tests.support.options import Make
 from tests.support.processes import soon, wait_until
 from tests.support.rank_faults import OFTEN, wait_healed
-from tests.support.relayed_links import (
-    NEVER,
-    QUICK,
-    processes_of,
-    wait_running,
-)
+from tests.support.relayed_links import NEVER, QUICK, processes_of, wait_running
 
 from phalanx import Launch, Limits, Strategy
 from phalanx.errors import CallTimeout, WorkerDied
@@ -37,12 +32,9 @@ USUAL = {"launch": {"transport": "zmq"}, "intensity": OFTEN}
 # --- processes die --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
-def test_every_rank_beside_a_killed_relay_is_replaced(
-    make: Make, tmp_path: Path, ipc: bool
-) -> None:
-    ex = make(launch=Launch(transport=Zmq(ipc=ipc)), strategy=Strategy.ONE_FOR_ONE)
-    call = ex.collective_rpc("gated", args=(str(tmp_path / "gate"),), non_block=True)
+def test_every_rank_beside_a_killed_relay_is_replaced(make: Make, gate: Path) -> None:
+    ex = make(strategy=Strategy.ONE_FOR_ONE)
+    call = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
     wait_running(ex, 0, 1)
 
     os.kill(processes_of(ex, "/relay")[0], signal.SIGKILL)
@@ -50,7 +42,7 @@ def test_every_rank_beside_a_killed_relay_is_replaced(
     with pytest.raises(WorkerDied, match="its link was lost") as died:
         call.result(LONG)
     assert died.value.report.lost is Lost.LINK
-    (tmp_path / "gate").touch()
+    gate.touch()
     wait_healed(ex)
     assert [info.incarnation for info in ex.ranks] == [2, 2]
 
