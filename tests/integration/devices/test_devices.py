@@ -184,15 +184,6 @@ def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: 
     assert isinstance(caught.value.__cause__, NoDevice)
 
 
-def test_a_group_whose_ranks_share_a_device_can_be_resized(make: Make) -> None:
-    pool = DevicePool.of("auto", 4, FakeGpus(1), {}, devices_per_rank=0.25)
-    ex = make(2, devices=Devices(names=pool, per_rank=0.25))
-
-    ex.resize(4, timeout=LONG)
-
-    assert len({seen(ex, rank) for rank in range(4)}) == 1
-
-
 def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)

@@ -332,28 +332,30 @@ def test_the_meter_of_the_experiments_reads_memory_processes_and_what_the_device
     assert said[2].startswith("H200 1 0 ['compute_mode', 'cuda_driver', 'driver', 'ecc',")
 
 
-def test_ranks_on_nodes_get_gpus_of_their_own_and_keep_them_over_a_death(
-    library: Path, runtime: Runtime, tmp_path: Path
-) -> None:
-    (tmp_path / "state").write_text("\n".join(TWO) + "\n")
-    own = (f"LD_LIBRARY_PATH={library}", f"FAKE_NVML={tmp_path / 'state'}")
-    prefix = ("env", "-u", "CUDA_VISIBLE_DEVICES", *own)
-    cluster = LocalNodes(
-        ranks_per_node=2, node_timeout=5.0, engine_options={"prefix": lambda _slot: prefix}
-    )
+@pytest.fixture
+def on_nodes(library: Path, runtime: Runtime, tmp_path: Path) -> Callable[..., Executor[Any]]:
+    """Builds groups on nodes of two ranks, each of which finds those GPUs by NVML."""
 
+    def build(world_size: int, *gpus: str) -> Executor[Any]:
+        (tmp_path / "state").write_text("\n".join(gpus) + "\n")
+        own = (f"LD_LIBRARY_PATH={library}", f"FAKE_NVML={tmp_path / 'state'}")
+        prefix = ("env", "-u", "CUDA_VISIBLE_DEVICES", *own)
+        nodes = LocalNodes(
+            ranks_per_node=2, node_timeout=5.0, engine_options={"prefix": lambda _slot: prefix}
+        )
+        options: dict[str, Any] = {"launch": Launch(preload=()), "strategy": "one_for_one"}
+        return Executor(Echo, world_size, cluster=nodes, devices="cuda", runtime=runtime, **options)
+
+    return build
+
+
+def test_ranks_on_nodes_get_gpus_of_their_own_and_keep_them_over_a_death(
+    on_nodes: Callable[..., Executor[Any]],
+) -> None:
     def seen(worker: Any) -> tuple[str, str]:
         return os.environ["CUDA_VISIBLE_DEVICES"], worker.ctx.device
 
-    with Executor(
-        Echo,
-        4,
-        cluster=cluster,
-        devices="cuda",
-        strategy="one_for_one",
-        launch=Launch(preload=()),
-        runtime=runtime,
-    ) as group:
+    with on_nodes(4, *TWO) as group:
         before = group.collective_rpc(seen)
         os.kill(group.ranks[1].pid or 0, signal.SIGKILL)
         after = group.collective_rpc(seen, retries=3)
@@ -367,13 +369,7 @@ def test_ranks_on_nodes_get_gpus_of_their_own_and_keep_them_over_a_death(
 
 
 def test_more_ranks_on_a_node_than_it_has_gpus_are_refused(
-    library: Path, runtime: Runtime, tmp_path: Path
+    on_nodes: Callable[..., Executor[Any]],
 ) -> None:
-    (tmp_path / "state").write_text(TWO[0] + "\n")
-    own = (f"LD_LIBRARY_PATH={library}", f"FAKE_NVML={tmp_path / 'state'}")
-    prefix = ("env", "-u", "CUDA_VISIBLE_DEVICES", *own)
-    cluster = LocalNodes(ranks_per_node=2, engine_options={"prefix": lambda _slot: prefix})
-
-    launch = Launch(preload=())
     with pytest.raises(StartFailed, match="devices"):
-        Executor(Echo, 2, cluster=cluster, devices="cuda", launch=launch, runtime=runtime)
+        on_nodes(2, TWO[0])

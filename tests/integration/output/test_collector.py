@@ -223,14 +223,6 @@ def test_what_is_emitted_when_the_collector_has_ended_is_shown_by_the_driver(
     assert "timestamp" in record
 
 
-def test_a_workers_field_named_kind_does_not_make_its_record_another(
-    console: Console, worker: Start
-) -> None:
-    worker("worker_logger(log, labels).info('mine', kind='event', n=1)")
-
-    assert console.record(event_is("mine"))["kind"] == "log"
-
-
 def test_a_hung_collector_makes_drain_return_at_its_deadline(
     worker: Start, collector: OutputCollector
 ) -> None:
