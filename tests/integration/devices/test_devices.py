@@ -234,25 +234,9 @@ def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make
     assert "is leased to another group" in waited.reason
 
 
-def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(make: Make) -> None:
-    gpus = FakeGpus(2)
-    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
-    assert seen(ex) == gpus.uuid(0)
-    heard = Heard(ex)
-
-    gpus.lose(gpus.uuid(0))
-    ex._group.post(ex._group.actor.look_at_devices)
-    told = heard.wait(kind=DeviceQuarantined)[0]
-    heard.wait(kind=WorkerCrashed)  # until then it may answer on the device that is lost
-
-    assert seen(ex) == gpus.uuid(1)
-    report = ex.status().reports[-1]
-    assert str(report.reason).startswith("crash")
-    assert f"device {gpus.uuid(0)}: NVML has lost it" in str(report.reason)
-    assert told.holders == (f"{ex.name}/0",)
-
-
-def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None:
+def test_a_device_that_one_group_finds_lost_moves_the_ranks_of_every_group_and_says_why(
+    make: Make,
+) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {})
     groups = [make(devices=Devices(names=pool, per_rank=0.5)) for _ in range(2)]
@@ -260,11 +244,16 @@ def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None
     heard = [Heard(ex) for ex in groups]
 
     gpus.lose(gpus.uuid(0))
-    pool.look()
+    groups[0]._group.post(groups[0]._group.actor.look_at_devices)
     for each in heard:
-        each.wait(kind=WorkerCrashed)
+        each.wait(kind=WorkerCrashed)  # until then it may answer on the device that is lost
 
     assert {seen(ex) for ex in groups} == {gpus.uuid(1)}
+    for ex in groups:
+        reason = str(ex.status().reports[-1].reason)
+        assert reason.startswith(f"crash (device {gpus.uuid(0)}: NVML has lost it")
+    told = heard[0].wait(kind=DeviceQuarantined)[0]
+    assert told.holders == tuple(f"{ex.name}/0" for ex in groups)
 
 
 def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(make: Make) -> None:
