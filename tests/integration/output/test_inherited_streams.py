@@ -24,7 +24,6 @@ with Executor(Worker, 1, launch={"stdio": "inherit", "preload": (), "method": sy
 
 
 @pytest.mark.parametrize("method", ["zygote", "exec"])
-@pytest.mark.usefixtures("phalanx_leak_check")
 def test_a_worker_reads_and_writes_the_drivers_streams_as_they_are(method: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, method],

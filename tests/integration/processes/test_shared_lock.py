@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -118,9 +117,8 @@ def test_who_lets_go_and_asks_again_waits_behind_those_that_wait(file: int) -> N
         with lock_of(file):
             turns.append("waiter")
 
-    thread = threading.Thread(target=wait)
     with lock_of(file):
-        thread.start()
+        thread = start_thread(wait)
         wait_until(lambda: is_queued(os.getpid()))
         time.sleep(0.002)  # the queue's order is by the millisecond
     with lock_of(file):
@@ -159,9 +157,8 @@ def test_a_waiter_gets_it_when_its_holder_is_killed(file: int) -> None:
         with lock_of(file) as died:
             got.append(died)
 
-    thread = threading.Thread(target=wait)
     with holder(file) as pid:
-        thread.start()
+        thread = start_thread(wait)
         wait_until(lambda: is_queued(os.getpid()))
     thread.join(LONG)
 
