@@ -407,9 +407,7 @@ def test_an_inline_rank_serves_one_call_at_a_time(make: Make, gate: Path) -> Non
         begun.wait(30)
         most.append(ex.call("stay", args=(str(gate),), rank=0))
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = [start_thread(call) for _ in range(2)]
     begun.wait(30)
     time.sleep(0.1)  # for the second to come in, where it may
     gate.touch()

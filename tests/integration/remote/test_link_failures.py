@@ -15,7 +15,7 @@ from tests.support.call_books import Booked, Books, Caller
 from tests.support.drivers import Driver
 from tests.support.options import Make
 from tests.support.processes import soon, start_thread, wait_until
-from tests.support.rank_faults import OFTEN, wait_healed
+from tests.support.rank_faults import OFTEN, kill, wait_healed
 from tests.support.relayed_links import NEVER, QUICK, processes_of, wait_running
 
 from phalanx import Launch, Limits, Strategy
@@ -86,10 +86,8 @@ def test_the_rank_beside_a_stopped_relay_is_replaced(make: Make) -> None:
 
 def test_a_stopped_worker_is_found_as_one_next_door_is(make: Make) -> None:
     ex = make(world_size=1, limits=Limits(stopped=0.5), launch=Launch(transport=QUICK))
-    pid = ex.ranks[0].pid
-    assert pid is not None
 
-    os.kill(pid, signal.SIGSTOP)
+    kill(ex, 0, signal.SIGSTOP)
 
     assert ex.collective_rpc("rank", LONG, retries=3) == [0]
     assert "stopped for" in str(ex.status().reports[0].reason)
@@ -127,18 +125,15 @@ def test_a_call_that_stopped_ranks_were_handed_and_had_not_begun_costs_nothing(
     make: Make, tmp_path: Path
 ) -> None:
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE, limits=Limits(stopped=None))
-    pids = [info.pid for info in ex.ranks]
-    assert None not in pids
-    for pid in pids:
-        os.kill(pid or 0, signal.SIGSTOP)
+    pids = [kill(ex, rank, signal.SIGSTOP) for rank in range(3)]
     notes = tmp_path / "notes"
     call = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
     wait_running(ex, 0, 1, 2)
 
-    os.kill(pids[1] or 0, signal.SIGKILL)
+    kill(ex, 1)
     wait_healed(ex)
     for pid in (pids[0], pids[2]):
-        os.kill(pid or 0, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
     assert call.result(LONG) == [None] * 3
     lines = sorted(notes.read_text().splitlines())
@@ -150,10 +145,8 @@ def test_an_idle_rank_that_dies_unseen_costs_the_next_call_nothing(
 ) -> None:
     ex = make(world_size=1)
     notes = tmp_path / "notes"
-    pid = ex.ranks[0].pid
-    assert pid is not None
 
-    os.kill(pid, signal.SIGKILL)
+    kill(ex)
 
     assert ex.collective_rpc("note", LONG, args=(str(notes), "n")) == [None]
     assert notes.read_text() == "n rank=0 inc=2\n"
@@ -166,12 +159,10 @@ def test_a_stopped_rank_makes_callers_wait_and_memory_does_not_grow(make: Make) 
     ex = make(world_size=1, limits=Limits(stopped=None, queue_depth=4))
     large = bytes(8 << 20)
     assert len(ex.call("echo", LONG, args=(large,), rank=0)) == len(large)
-    pid = ex.ranks[0].pid
-    assert pid is not None
     ends = [*processes_of(ex, "gateway"), *processes_of(ex, "/relay")]
     before = sum(map(resident, ends))
 
-    os.kill(pid, signal.SIGSTOP)
+    pid = kill(ex, 0, signal.SIGSTOP)
     queued = [ex.call("echo", args=(large,), non_block=True, rank=0) for _ in range(4)]
     for _ in range(3):
         with pytest.raises(CallTimeout):
