@@ -10,7 +10,7 @@ import pytest
 from tests.support.device_pools import lease_of
 from tests.support.heard import Heard
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN, kill
+from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.workers import Echo
 
 from phalanx.actors import Devices, Executor, Launch, Limits
@@ -135,12 +135,7 @@ def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:
     )
     failed: list[Any] = []
     ended = threading.Event()
-
-    def note(reason: Any) -> None:
-        failed.append(reason)
-        ended.set()
-
-    ex.register_failure_callback(note)
+    ex.register_failure_callback(telling(failed, ended))
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)

@@ -44,9 +44,11 @@ def test_a_device_with_a_fault_is_not_leased_and_one_that_is_leased_says_so(
         lease_of(pool, 1)
 
 
-def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
+def test_a_device_that_recovers_from_its_fault_is_leased_again_and_both_are_told() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {})
+    told: list[Any] = []
+    pool.subscribe(told.append)
     gpus.lose(gpus.uuid(0))
     with pytest.raises(NoDevice):
         lease_of(pool, 0)
@@ -54,19 +56,8 @@ def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
     gpus.heal(gpus.uuid(0))
 
     assert lease_of(pool, 0)
-
-
-def test_what_is_found_while_a_lease_is_refused_is_told() -> None:
-    gpus = FakeGpus(1)
-    pool = DevicePool.of("auto", 1, gpus, {})
-    told: list[Any] = []
-    pool.subscribe(told.append)
-    gpus.lose(gpus.uuid(0))
-
-    with pytest.raises(NoDevice):
-        lease_of(pool, 0)
-
-    assert [(event.event, event.fatal) for event in told] == [("phalanx.device_quarantined", True)]
+    assert [type(event) for event in told] == [DeviceQuarantined, DeviceRestored]
+    assert told[0].fatal
 
 
 def test_a_fault_that_the_user_accepts_counts_no_more_and_the_next_one_does() -> None:

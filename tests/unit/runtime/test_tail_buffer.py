@@ -57,15 +57,6 @@ def test_bytes_that_are_no_text_are_shown_as_escapes(tail: Tail) -> None:
     assert tail.text("stderr") == "\\xff\\xfe ok"
 
 
-def test_a_second_mapping_reads_what_the_first_wrote(tail: Tail) -> None:
-    other = Tail(os.dup(tail.fd))
-
-    tail.write("log", b'{"event": "x"}\n{"event": "y"}\n')
-
-    assert other.text("log") == '{"event": "x"}\n{"event": "y"}\n'
-    other.close()
-
-
 def test_a_reader_never_sees_a_torn_line_while_another_process_writes_or_is_killed() -> None:
     tail = Tail.create(4096)
     code = f"""
