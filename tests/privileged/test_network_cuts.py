@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -37,15 +38,8 @@ USUAL = {"launch": {"transport": "zmq"}, "intensity": OFTEN}
 
 @pytest.fixture
 def relay_of() -> Iterator[Callable[..., Relay]]:
-    made: list[Relay] = []
-
-    def start(*ends: object, within: str = "") -> Relay:
-        made.append(Relay(*ends, within=within))
-        return made[-1]
-
-    yield start
-    for relay in made:
-        relay.close()
+    with contextlib.ExitStack() as made:
+        yield lambda *ends, **more: made.enter_context(contextlib.closing(Relay(*ends, **more)))
 
 
 @pytest.fixture
