@@ -28,32 +28,21 @@ def wait_round(loop: EventLoop) -> None:
         assert came.wait(LONG)
 
 
-def wait_let_go(orphans: Reaper) -> None:
-    wait_until(lambda: not orphans._orphans)
-
-
-def test_a_dead_child_is_collected_and_let_go(loop: EventLoop) -> None:
-    pid, pidfd = start()
-    orphans = Reaper(loop)
-
-    orphans.take(pidfd, pid, kill=False)
-    wait_let_go(orphans)
-
-    with pytest.raises(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
-
-
-def test_one_that_somebody_else_has_collected_is_let_go_at_once(
-    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by_others", [False, True])
+def test_a_dead_child_is_collected_and_let_go_at_once_where_others_have_collected_it(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch, by_others: bool
 ) -> None:
     monkeypatch.setattr(orphan_reaper, "_PATIENCE", 10 * LONG)
     pid, pidfd = start()
-    os.waitpid(pid, 0)
+    if by_others:
+        os.waitpid(pid, 0)
     orphans = Reaper(loop)
 
     orphans.take(pidfd, pid, kill=False)
 
-    wait_let_go(orphans)
+    wait_until(lambda: not orphans._orphans)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_one_that_is_not_our_child_yet_is_waited_for(loop: EventLoop) -> None:
