@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support.gateway_peers import LONG, Driver, Joined, Posting, Rank
+from tests.support.gateway_peers import LONG, Berth, Driver, Joined, Posting, Rank
 from zmq.utils import z85
 
 from phalanx.runtime import Frame, Kind
@@ -20,6 +20,15 @@ from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
 
 QUICK = Zmq(heartbeat=0.1, lost_after=1.0)
+
+
+def serves(berth: Berth, rank: Rank, number: int) -> None:
+    berth.call(number)
+    assert rank.takes_call() == number
+    rank.answers(number)
+    answer = berth.next()
+    assert isinstance(answer, Frame)
+    assert (answer.kind, answer.call_id) == (Kind.REPLY, number)
 
 
 def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -> None:
@@ -52,12 +61,7 @@ def test_a_stranger_is_turned_away_and_harms_nobody(
     event = driver.events.get(timeout=LONG)
     assert isinstance(event, StrangerRefused)
     assert event.group == "tp"
-    berth.call(1)
-    assert rank.takes_call() == 1
-    rank.answers(1)
-    answer = berth.next()
-    assert isinstance(answer, Frame)
-    assert answer.call_id == 1
+    serves(berth, rank, 1)
     assert driver.events.empty()  # told once
 
 

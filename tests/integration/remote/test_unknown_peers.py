@@ -1,4 +1,4 @@
-"""Strangers by the hundred, and what was overheard: a group's ranks are served all the same."""
+"""Strangers by the hundred: a group's ranks are served all the same."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.gateway_peers import Berth, Driver, Joined, Posting, Rank
+from tests.support.gateway_peers import Driver, Joined, Posting, Rank
 
 from phalanx.runtime import Frame
 from phalanx.runtime.remote.gateway import StrangerRefused
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
+
+from .test_gateway import serves
 
 LONG = 10.0
 MANY = 300
@@ -26,15 +28,6 @@ def knock(posting: Posting) -> socket.socket:
     raw = socket.create_connection((host, int(port)), LONG)
     raw.settimeout(LONG)
     return raw
-
-
-def serves(berth: Berth, rank: Rank, number: int) -> None:
-    berth.call(number)
-    assert rank.takes_call() == number
-    rank.answers(number)
-    answer = berth.next()
-    assert isinstance(answer, Frame)
-    assert answer.call_id == number
 
 
 def test_connections_that_never_say_enough_keep_nobody_out(
