@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -305,14 +304,6 @@ def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
     kill(ex)
 
     assert seen(ex) == gpus.uuid(0)
-
-
-def test_what_the_zygote_imports_under_is_not_the_workers_environment(make: Make) -> None:
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
-
-    assert make(devices="cpu").call("env", LONG, args=(name,), rank=0) == {
-        name: os.environ.get(name)
-    }
 
 
 def test_executors_of_one_runtime_that_ask_for_the_same_share_it(runtime: Any) -> None:

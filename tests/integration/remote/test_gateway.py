@@ -19,8 +19,6 @@ from phalanx.runtime.remote.link import LARGEST, Lane, Say
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
 
-QUICK = Zmq(heartbeat=0.1, lost_after=1.0)
-
 
 def serves(berth: Berth, rank: Rank, number: int) -> None:
     berth.call(number)
@@ -175,15 +173,6 @@ def test_more_than_any_message_of_ours_cuts_the_connection(
     rank.socket.send_multipart([bytes([Say.PIECE, 0]) + bytes(24), bytes(LARGEST + 1)])
 
     assert "connection was closed" in berth.why_it_ended()
-
-
-def test_silence_is_told_as_a_lost_link(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
-) -> None:
-    berth = driver_of(QUICK).berth()
-    rank_of(berth.posting)
-
-    assert berth.why_it_ended().startswith("nothing was heard of it for 1.")
 
 
 def test_what_was_sent_before_the_end_arrives_before_it(
