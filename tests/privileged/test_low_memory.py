@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,60 +19,6 @@ from phalanx.supervision import MessageTooLarge
 MIB = 1 << 20
 WAIT = 30.0
 ROOT = Path(__file__).parents[2]
-
-DRIVER = """
-import sys
-sys.path[:0] = [{root!r} + "/src", {root!r}]
-import numpy as np
-from phalanx import Executor
-from tests.support.workers import Echo
-from tests.support.transport import TRANSPORT
-if __name__ == "__main__":
-    with Executor(Echo, 2, launch=dict(preload=(), transport=TRANSPORT)) as executor:
-        for size in (10, 100_000, 4 << 20):
-            sent = np.arange(size, dtype=np.uint8)
-            replies = executor.collective_rpc("echo", 30, args=(sent,))
-            assert all((reply == sent).all() for reply in replies)
-    print("answered")
-"""
-
-
-IN_A_GROUP = """
-import sys
-sys.path[:0] = [{root!r} + "/src", {root!r}]
-from pathlib import Path
-import numpy as np
-import pytest
-from phalanx import Executor
-from phalanx.errors import MessageTooLarge
-from tests.privileged.test_low_memory import MIB, Short
-
-WAIT = 30.0
-
-def nothing(size):
-    return np.zeros(size, dtype=np.uint8)
-
-if __name__ == "__main__":
-    gate = Path(sys.argv[1])
-    with Executor(Short, 2, launch=dict(preload=())) as ex:
-        with pytest.raises(MessageTooLarge) as sent:
-            ex.collective_rpc("size", WAIT, args=(nothing(512 * MIB),))
-        with pytest.raises(MessageTooLarge) as answered:
-            ex.collective_rpc("made", WAIT, args=(512 * MIB,))
-        for error in (sent.value, answered.value):
-            assert error.size >= 512 * MIB > {limit} > error.limit, error
-        for size in (100 * MIB, 140 * MIB):  # there is no room for both, and no need
-            assert ex.collective_rpc("size", WAIT, args=(nothing(size),)) == [size] * 2
-        ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-        row = []
-        with pytest.raises(MessageTooLarge):
-            for _ in range(60):
-                row.append(ex.collective_rpc("size", args=(nothing(8 * MIB),), non_block=True))
-        gate.touch()
-        assert [future.result(WAIT) for future in row] == [[8 * MIB] * 2] * len(row)
-        assert [rank.incarnation for rank in ex.ranks] == [1, 1]
-    print("answered", len(row))
-"""
 
 
 class Short(Echo):
@@ -106,8 +51,9 @@ def test_a_worker_without_address_space_refuses_that_call_and_serves_on(make: Ma
 
 def test_more_than_the_machine_has_is_refused_before_a_byte_is_written(make: Make) -> None:
     ex = make(Short, 1)
-    huge = np.zeros(1 << 44, dtype=np.uint8) if _can_promise(1 << 44) else None
-    if huge is None:
+    try:
+        huge = np.empty(1 << 44, dtype=np.uint8)
+    except MemoryError:
         pytest.skip("this kernel promises no more address space than it has memory")
 
     with pytest.raises(MessageTooLarge) as caught:
@@ -118,45 +64,79 @@ def test_more_than_the_machine_has_is_refused_before_a_byte_is_written(make: Mak
     assert ex.call("size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),), rank=0) == MIB
 
 
-def test_more_than_its_control_group_has_is_refused_and_kills_nobody(tmp_path: Path) -> None:
-    limit = 384 * MIB
-    script = tmp_path / "driver.py"
-    script.write_text(IN_A_GROUP.format(root=str(ROOT), limit=limit))
-    with limited_group(limit) as group:
-        enter = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} {script} {tmp_path}/gate"
-        argv = ["sh", "-c", enter]
-        done = run_program(argv)
+IN_A_GROUP = """
+import sys
+from pathlib import Path
+import numpy as np
+import pytest
+from phalanx import Executor
+from phalanx.errors import MessageTooLarge
+from tests.privileged.test_low_memory import MIB, WAIT, Short
 
-    assert done.stdout.startswith("answered"), done.stderr
+def nothing(size):
+    return np.zeros(size, dtype=np.uint8)
+
+group, limit, gate = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+(group / "cgroup.procs").write_text("0")
+with Executor(Short, 2, launch=dict(preload=())) as ex:
+    with pytest.raises(MessageTooLarge) as sent:
+        ex.collective_rpc("size", WAIT, args=(nothing(512 * MIB),))
+    with pytest.raises(MessageTooLarge) as answered:
+        ex.collective_rpc("made", WAIT, args=(512 * MIB,))
+    for error in (sent.value, answered.value):
+        assert error.size >= 512 * MIB > limit > error.limit, error
+    for size in (100 * MIB, 140 * MIB):  # there is no room for both, and no need
+        assert ex.collective_rpc("size", WAIT, args=(nothing(size),)) == [size] * 2
+    ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    row = []
+    with pytest.raises(MessageTooLarge):
+        for _ in range(60):
+            row.append(ex.collective_rpc("size", args=(nothing(8 * MIB),), non_block=True))
+    gate.touch()
+    assert [future.result(WAIT) for future in row] == [[8 * MIB] * 2] * len(row)
+    assert [rank.incarnation for rank in ex.ranks] == [1, 1]
+print("answered")
+"""
+
+
+def test_more_than_its_control_group_has_is_refused_and_kills_nobody(gate: Path) -> None:
+    limit = 384 * MIB
+    with limited_group(limit) as group:
+        words = (str(group), str(limit), str(gate))
+        done = run_program([sys.executable, "-c", IN_A_GROUP, *words], cwd=ROOT)
+
+    assert done.stdout == "answered\n", done.stderr
+
+
+ECHOES = """
+import numpy as np
+from phalanx import Executor
+from tests.support.transport import TRANSPORT
+from tests.support.workers import Echo
+
+with Executor(Echo, 2, launch=dict(preload=(), transport=TRANSPORT)) as executor:
+    for size in (10, 100_000, 4 << 20):
+        sent = np.arange(size, dtype=np.uint8)
+        replies = executor.collective_rpc("echo", 30, args=(sent,))
+        assert all((reply == sent).all() for reply in replies)
+print("answered")
+"""
+UNSHARE = ["unshare", "--mount", "sh", "-c"]
 
 
 @pytest.mark.parametrize(
     "how",
-    ["mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full", "absent"],
+    [
+        "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
+        'mount --bind "$0" /dev/shm && mount -o remount,ro,bind /dev/shm',
+    ],
+    ids=["full", "read-only"],
 )
 def test_calls_need_no_dev_shm(tmp_path: Path, how: str) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(root=str(ROOT)))
-    if how == "absent":
-        # What lies under it is hidden with it: nothing of this name can be opened any more.
-        how = f"mkdir -p {tmp_path}/dev && mount --bind {tmp_path}/dev /dev/shm && rmdir /dev/shm/x"
-        how = how.replace(" && rmdir /dev/shm/x", " && mount -o remount,ro,bind /dev/shm")
-    if shutil.which("unshare") is None or _unshare("true").returncode:
+    if subprocess.run([*UNSHARE, "true"], check=False).returncode:
         pytest.skip("mount namespaces are not allowed here")
 
-    done = _unshare(f"{how} && exec {sys.executable} {script}")
+    command = [*UNSHARE, f'{how} && exec "$@"', str(tmp_path), sys.executable, "-c", ECHOES]
+    done = run_program(command, cwd=ROOT)
 
-    assert done.stdout.strip().endswith("answered"), done.stderr
-
-
-def _unshare(command: str) -> subprocess.CompletedProcess[str]:
-    argv = ["unshare", "--mount", "sh", "-c", command]
-    return run_program(argv)
-
-
-def _can_promise(size: int) -> bool:
-    try:
-        np.empty(size, dtype=np.uint8)
-    except MemoryError:
-        return False
-    return True
+    assert done.stdout == "answered\n", done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from tests.support.device_pools import lease_of
 from tests.support.heard import Heard
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN, kill
+from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.workers import Echo
 
 from phalanx.actors import Devices, Executor, Launch, Limits
@@ -135,12 +134,7 @@ def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:
     )
     failed: list[Any] = []
     ended = threading.Event()
-
-    def note(reason: Any) -> None:
-        failed.append(reason)
-        ended.set()
-
-    ex.register_failure_callback(note)
+    ex.register_failure_callback(telling(failed, ended))
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)
@@ -182,15 +176,6 @@ def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: 
     with pytest.raises(WorkerDied, match="it has waited for devices.timeout=0.4 s") as caught:
         ex.call("echo", LONG, rank=0)
     assert isinstance(caught.value.__cause__, NoDevice)
-
-
-def test_a_group_whose_ranks_share_a_device_can_be_resized(make: Make) -> None:
-    pool = DevicePool.of("auto", 4, FakeGpus(1), {}, devices_per_rank=0.25)
-    ex = make(2, devices=Devices(names=pool, per_rank=0.25))
-
-    ex.resize(4, timeout=LONG)
-
-    assert len({seen(ex, rank) for rank in range(4)}) == 1
 
 
 def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
@@ -243,25 +228,9 @@ def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make
     assert "is leased to another group" in waited.reason
 
 
-def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(make: Make) -> None:
-    gpus = FakeGpus(2)
-    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
-    assert seen(ex) == gpus.uuid(0)
-    heard = Heard(ex)
-
-    gpus.lose(gpus.uuid(0))
-    ex._group.post(ex._group.actor.look_at_devices)
-    told = heard.wait(kind=DeviceQuarantined)[0]
-    heard.wait(kind=WorkerCrashed)  # until then it may answer on the device that is lost
-
-    assert seen(ex) == gpus.uuid(1)
-    report = ex.status().reports[-1]
-    assert str(report.reason).startswith("crash")
-    assert f"device {gpus.uuid(0)}: NVML has lost it" in str(report.reason)
-    assert told.holders == (f"{ex.name}/0",)
-
-
-def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None:
+def test_a_device_that_one_group_finds_lost_moves_the_ranks_of_every_group_and_says_why(
+    make: Make,
+) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {})
     groups = [make(devices=Devices(names=pool, per_rank=0.5)) for _ in range(2)]
@@ -269,11 +238,16 @@ def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None
     heard = [Heard(ex) for ex in groups]
 
     gpus.lose(gpus.uuid(0))
-    pool.look()
+    groups[0]._group.post(groups[0]._group.actor.look_at_devices)
     for each in heard:
-        each.wait(kind=WorkerCrashed)
+        each.wait(kind=WorkerCrashed)  # until then it may answer on the device that is lost
 
     assert {seen(ex) for ex in groups} == {gpus.uuid(1)}
+    for ex in groups:
+        reason = str(ex.status().reports[-1].reason)
+        assert reason.startswith(f"crash (device {gpus.uuid(0)}: NVML has lost it")
+    told = heard[0].wait(kind=DeviceQuarantined)[0]
+    assert told.holders == tuple(f"{ex.name}/0" for ex in groups)
 
 
 def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(make: Make) -> None:
@@ -330,14 +304,6 @@ def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
     kill(ex)
 
     assert seen(ex) == gpus.uuid(0)
-
-
-def test_what_the_zygote_imports_under_is_not_the_workers_environment(make: Make) -> None:
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
-
-    assert make(devices="cpu").call("env", LONG, args=(name,), rank=0) == {
-        name: os.environ.get(name)
-    }
 
 
 def test_executors_of_one_runtime_that_ask_for_the_same_share_it(runtime: Any) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from pykka import ActorRegistry, ThreadingActor
+from tests.support.heard import Heard
 from tests.support.options import Make
 from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
-from phalanx.runtime import Runtime, usable_processors
+from phalanx.runtime import usable_processors
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -29,8 +30,9 @@ from phalanx.supervision import (
 )
 
 
-def test_the_layout_gives_ranks_their_coordinates(make: Make) -> None:
-    ex = make(layout=Layout(tensor=2, pipeline=2, extra={"ep": 2}), world_size=None)
+def test_the_layout_gives_ranks_their_coordinates_which_their_titles_show(make: Make) -> None:
+    layout = Layout(tensor=2, pipeline=2, extra={"ep": 2})
+    ex = make(layout=layout, world_size=None, name="shown")
 
     who = ex.collective_rpc("who")
 
@@ -42,6 +44,9 @@ def test_the_layout_gives_ranks_their_coordinates(make: Make) -> None:
     ]
     assert ex.layout.output_rank == 2
     assert ex.layout.driver_ranks == (0, 2)
+    titles = [Path(f"/proc/{info.pid}/cmdline").read_text() for info in ex.ranks]
+    assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0,ep=1 #1")
+    assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1,ep=0 #1")
 
 
 def test_arguments_and_environment_are_shared_and_per_rank(make: Make) -> None:
@@ -82,13 +87,6 @@ def test_ranks_share_the_processors_unless_the_user_sets_their_threads(
     }
 
 
-def test_a_fresh_interpreter_gives_the_same_worker_as_the_zygote(make: Make) -> None:
-    ex = make(world_size=2, launch="exec")
-
-    assert ex.collective_rpc("rank") == [0, 1]
-    assert [w["incarnation"] for w in ex.collective_rpc("who")] == [1, 1]
-
-
 def test_the_workers_own_exception_comes_out_of_a_failed_start(make: Make) -> None:
     with pytest.raises(StartFailed, match="rank 1 .*bad weights") as caught:
         make(StartFails, 3, kwargs={"how": "raise", "rank": 1})
@@ -113,11 +111,11 @@ def test_a_failed_start_says_which_rank_and_how(make: Make, how: str, says: str)
         make(StartFails, 3, kwargs={"how": how, "rank": 2})
 
 
-def test_close_runs_on_stop_and_is_idempotent(make: Make, tmp_path: Path) -> None:
+def test_close_runs_on_stop_once_however_often_it_is_called(make: Make, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     ex = make(Tidy, 2, args=(str(notes),))
 
-    ex.close()
+    run_threads(2, lambda _: ex.close())
     ex.close()
 
     assert sorted(notes.read_text().splitlines()) == [
@@ -129,14 +127,6 @@ def test_close_runs_on_stop_and_is_idempotent(make: Make, tmp_path: Path) -> Non
     with pytest.raises(ExecutorClosed):
         ex.restart()
     assert ex.status().state == "ended"
-
-
-def test_close_from_two_threads_at_once(make: Make) -> None:
-    ex = make(world_size=2)
-
-    run_threads(2, lambda _: ex.close())
-
-    assert all(info.pid is None for info in ex.ranks)
 
 
 def test_a_call_in_flight_may_end_while_ranks_are_asked_to_stop(make: Make, gate: Path) -> None:
@@ -178,6 +168,22 @@ def test_a_name_in_use_is_refused_unless_its_executor_is_to_be_replaced(make: Ma
     assert second.collective_rpc("rank") == [0]
 
 
+def test_two_executors_of_one_name_at_once_leave_one(make: Make) -> None:
+    made: list[Any] = []
+
+    def build(_: int) -> None:
+        try:
+            made.append(make(world_size=1, name="twin", replace=True))
+        except (ExecutorClosed, SpecError) as error:
+            made.append(error)
+
+    run_threads(2, build)
+
+    assert len(made) == 2
+    (left,) = [one for one in made if isinstance(one, Executor) and one.status().state == "serving"]
+    assert left.collective_rpc("rank", 30) == [0]
+
+
 def test_the_name_of_an_executor_that_ends_or_never_started_is_free(make: Make) -> None:
     with pytest.raises(StartFailed):
         make(StartFails, 1, kwargs={"how": "exit"}, name="again")
@@ -199,20 +205,11 @@ def test_a_forgotten_executor_is_closed_by_the_garbage_collector(runtime: Any) -
 
 def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
     ex = make(world_size=2)
-    seen: list[Any] = []
-    both = threading.Event()
+    heard = Heard(ex)
 
-    def listen(event: Any) -> None:
-        seen.append(event)
-        if len(seen) == 2:
-            both.set()
-
-    unsubscribe = ex.subscribe(listen)
     ex.collective_rpc("emit", args=({"loss": 1.5},))
 
-    assert both.wait(30)
-    assert {(e.rank, e.value["loss"]) for e in seen} == {(0, 1.5), (1, 1.5)}
-    unsubscribe()
+    assert {(e.rank, e.value["loss"]) for e in heard.wait(2)} == {(0, 1.5), (1, 1.5)}
 
 
 def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
@@ -243,34 +240,22 @@ def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
         ex.collective_rpc("rank")
 
 
-def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
-    make: Make, gate: Path
+@pytest.mark.parametrize(
+    ("strategy", "incarnations"),
+    [("one_for_one", [1, 2, 1]), ("rest_for_one", [1, 2, 2]), ("one_for_all", [2, 2, 2])],
+)
+def test_a_planned_restart_waits_for_calls_and_takes_along_whom_the_strategy_names(
+    make: Make, gate: Path, strategy: str, incarnations: list[int]
 ) -> None:
-    ex = make(world_size=2, intensity=Intensity(0, 60.0))
+    ex = make(world_size=3, strategy=strategy, intensity=Intensity(0, 60.0))
     future = ex.collective_rpc("gated", args=(str(gate), "kept"), non_block=True)
     thread = start_thread(ex.restart, 1)
     gate.touch()
     thread.join(30)
 
-    assert future.result(0) == ["kept", "kept"]
-    assert [w["incarnation"] for w in ex.collective_rpc("who")] == [2, 2]
-    assert ex.status().restarts == 0
-    assert ex.status().planned == 1
-
-
-@pytest.mark.parametrize(
-    ("strategy", "incarnations"),
-    [("one_for_one", [1, 2, 1]), ("rest_for_one", [1, 2, 2]), ("one_for_all", [2, 2, 2])],
-)
-def test_a_planned_restart_takes_along_the_ranks_that_the_strategy_names(
-    make: Make, strategy: str, incarnations: list[int]
-) -> None:
-    ex = make(world_size=3, strategy=strategy)
-
-    ex.restart(1, timeout=30)
-
+    assert future.result(30) == ["kept"] * 3
     assert [w["incarnation"] for w in ex.collective_rpc("who", 30)] == incarnations
-    assert (ex.status().restarts, ex.status().planned) == (0, 1)
+    assert (ex.status().restarts, ex.status().planned) == (0, 1)  # it is no failure
 
 
 def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(make: Make, gate: Path) -> None:
@@ -402,9 +387,7 @@ def test_an_inline_rank_serves_one_call_at_a_time(make: Make, gate: Path) -> Non
         begun.wait(30)
         most.append(ex.call("stay", args=(str(gate),), rank=0))
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads = [start_thread(call) for _ in range(2)]
     begun.wait(30)
     time.sleep(0.1)  # for the second to come in, where it may
     gate.touch()
@@ -529,66 +512,19 @@ def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
         assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
 
 
-def test_titles_show_group_rank_and_coordinates(make: Make) -> None:
-    ex = make(world_size=None, layout=Layout(tensor=2, pipeline=2), name="shown")
-
-    titles = [Path(f"/proc/{info.pid}/cmdline").read_text().rstrip("\0") for info in ex.ranks]
-
-    assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0 #1")
-    assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1 #1")
-
-
-def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
-    made: list[Any] = []
-
-    def build() -> None:
-        try:
-            made.append(
-                Executor(
-                    Echo, 1, launch=Launch(preload=()), runtime=runtime, name="twin", replace=True
-                )
-            )
-        except (ExecutorClosed, SpecError) as error:
-            made.append(error)
-
-    run_threads(2, lambda _: build())
-
-    built: list[Executor[Any]] = [one for one in made if not isinstance(one, Exception)]
-    alive = [one for one in built if one.status().state == "serving"]
-    assert len(made) == 2
-    assert len(alive) == 1
-    assert alive[0].collective_rpc("rank", 30) == [0]
-    for one in built:
-        one.close()
-
-
-def test_of_two_drains_at_once_one_may_give_up(make: Make, gate: Path) -> None:
+@pytest.mark.parametrize(("wait", "holds"), [("drain", 0), ("restart", 1)])
+def test_of_two_that_wait_for_calls_one_may_give_up(
+    make: Make, gate: Path, wait: str, holds: int
+) -> None:
     ex = make(world_size=1)
     busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    first = start_thread(getattr(ex, wait))
+    wait_until(lambda: ex._group.plane.holds == holds)
 
     with pytest.raises(TimeoutError):
-        ex.drain(0.05)
-    first = start_thread(ex.drain)
-    with pytest.raises(TimeoutError):
-        ex.drain(0.05)
+        getattr(ex, wait)(timeout=0.05)
 
-    assert ex._group.plane.holds == 0
-    gate.touch()
-    first.join(30)
-    assert busy.result(30) == [None]
-    assert ex.collective_rpc("rank", 30) == [0]
-
-
-def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, gate: Path) -> None:
-    ex = make(world_size=1)
-    busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    first = start_thread(ex.restart)
-    wait_until(lambda: ex._group.plane.holds)
-
-    with pytest.raises(TimeoutError, match="nothing was changed"):
-        ex.restart(timeout=0.05)
-
-    assert ex._group.plane.holds == 1
+    assert ex._group.plane.holds == holds
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]

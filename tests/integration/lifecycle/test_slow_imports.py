@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,33 +31,32 @@ def importer() -> type[WorkerActor]:
     return Importer
 
 
-@pytest.mark.parametrize(("modules", "told"), [(120, 1), (20, 0)])
-def test_the_first_start_names_what_it_imports_if_that_is_much(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, modules: int, told: int
-) -> None:
-    inner = tmp_path / "heavy" / "inner"
+def write_package(folder: Path, modules: int) -> None:
+    """Make a package ``heavy`` in *folder* that imports so many modules."""
+    inner = folder / "heavy" / "inner"
     inner.mkdir(parents=True)
-    (tmp_path / "heavy" / "__init__.py").write_text("from . import inner")
-    (inner / "__init__.py").write_text(
-        "".join(f"from . import m{number}\n" for number in range(modules))
-    )
-    for number in range(modules):
-        (inner / f"m{number}.py").touch()
+    (folder / "heavy" / "__init__.py").write_text("from . import inner")
+    names = [f"m{number}" for number in range(modules)]
+    (inner / "__init__.py").write_text("".join(f"from . import {name}\n" for name in names))
+    for name in names:
+        (inner / f"{name}.py").touch()
 
-    with (
-        Runtime(console="logging", stream=False) as runtime,
-        Executor(
-            importer(), 2, args=(str(tmp_path),), launch=Launch(preload=()), runtime=runtime
-        ) as executor,
-    ):
-        first = executor.call("pid", timeout=60, rank=0)
-        os.kill(first, signal.SIGKILL)
-        executor.restart(timeout=60)
-        assert executor.call("pid", timeout=60, rank=0) != first
 
-    told_of = [r for r in caplog.records if "phalanx.start_imports" in r.message]
-    assert len(told_of) == told
-    for record in told_of:
-        assert record.levelno == logging.WARNING
-        assert f"heavy ({modules + 2})" in record.message
-        assert "preload=" in record.message
+def test_the_first_start_names_what_it_imports_if_that_is_much(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Runtime(console="logging", stream=False) as runtime:
+        for modules in (20, 120):
+            folder = tmp_path / str(modules)
+            write_package(folder, modules)
+            options: Any = {"launch": Launch(preload=()), "runtime": runtime}
+            with Executor(importer(), 2, args=(str(folder),), **options) as executor:
+                first = executor.call("pid", timeout=60, rank=0)
+                os.kill(first, signal.SIGKILL)
+                executor.restart(timeout=60)
+                assert executor.call("pid", timeout=60, rank=0) != first
+
+    (told,) = [r for r in caplog.records if "phalanx.start_imports" in r.message]
+    assert told.levelno == logging.WARNING
+    assert "heavy (122)" in told.message
+    assert "preload=" in told.message

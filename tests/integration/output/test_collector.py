@@ -114,8 +114,8 @@ print("after", flush=True); log.info("also.this")
 
 
 def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, worker: Start) -> None:
-    total = 100_000
-    one, output = worker(f"for i in range({total}): print('line', i, file=sys.stderr)")
+    total = 12_000  # of 2 KiB: more than the collector holds
+    one, output = worker(f"for i in range({total}): print('x' * 2048, 'line', i, file=sys.stderr)")
 
     code = one.wait()  # nobody has read the console so far, and it is a pipe of 64 KiB
 
@@ -123,7 +123,7 @@ def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, wor
     assert output.drain(soon())
     assert output.tail().stderr.endswith(f"line {total - 1}\n")
     dropped = console.record(event_is("phalanx.lines_dropped"))
-    shown = sum(1 for line in console.lines if '"line ' in line)
+    shown = sum(1 for line in console.lines if "xx line " in line)
     assert dropped["lines"] > 0
     assert shown + dropped["lines"] == total
 
@@ -223,14 +223,6 @@ def test_what_is_emitted_when_the_collector_has_ended_is_shown_by_the_driver(
     assert "timestamp" in record
 
 
-def test_a_workers_field_named_kind_does_not_make_its_record_another(
-    console: Console, worker: Start
-) -> None:
-    worker("worker_logger(log, labels).info('mine', kind='event', n=1)")
-
-    assert console.record(event_is("mine"))["kind"] == "log"
-
-
 def test_a_hung_collector_makes_drain_return_at_its_deadline(
     worker: Start, collector: OutputCollector
 ) -> None:
@@ -267,32 +259,6 @@ def test_a_collector_that_is_stopped_and_takes_no_message_is_replaced(
         os.kill(stopped, signal.SIGCONT)
 
     assert not waits
-
-
-def test_a_worker_that_logs_faster_than_anybody_reads_drops_and_says_so(
-    console: Console, worker: Start, collector: OutputCollector
-) -> None:
-    pid = collector.pid
-    assert pid is not None
-    one, _ = worker(f"""
-log = worker_logger(log, labels)
-os.kill({pid}, 19)
-for i in range(3000):
-    log.info("flood", i=i)
-os.kill({pid}, 18)
-input()
-log.info("last")
-""")
-    flooded = event_is("flood")
-    console.record(flooded)  # so there is room again
-
-    one.go()
-    console.record(event_is("last"))
-
-    records = [json.loads(line) for line in console.lines]
-    lost = [r["lines"] for r in records if r["event"] == "phalanx.lines_dropped"]
-    assert sum(lost) > 0
-    assert sum(lost) + sum(map(flooded, records)) == 3000
 
 
 def test_close_shows_what_was_written_and_leaves_nothing(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.actors import Launch
 from phalanx.supervision import SpecError
@@ -24,16 +22,8 @@ with Executor(Worker, 1, launch={"stdio": "inherit", "preload": (), "method": sy
 
 
 @pytest.mark.parametrize("method", ["zygote", "exec"])
-@pytest.mark.usefixtures("phalanx_leak_check")
 def test_a_worker_reads_and_writes_the_drivers_streams_as_they_are(method: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, method],
-        input="line\n",
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", DRIVER, method, input="line\n")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "out line\n", "err\n")
 

@@ -46,46 +46,35 @@ for number in range(3):
     thread.start(); thread.join()
 """
 FIRST_THEN_ABORT = "sys.excepthook(KeyError, KeyError('first'), None)\nimport os; os.abort()"
+FAULT = "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()"
 
 
 @pytest.mark.parametrize(
-    ("code", "begins", "holds"),
+    ("code", "status", "begins", "holds"),
     [
-        (ODD, "Odd, which cannot be shown: ZeroDivisionError\n", ()),
-        (LAST_OF_THREE, "", [f"RuntimeError: thread {number}\n" for number in range(3)]),
-        (FIRST_THEN_ABORT, "", ["KeyError: 'first'", "Fatal Python error: Aborted\n"]),
+        (ODD, 0, "Odd, which cannot be shown: ZeroDivisionError\n", ()),
+        (LAST_OF_THREE, 0, "", [f"RuntimeError: thread {number}\n" for number in range(3)]),
+        (
+            FIRST_THEN_ABORT,
+            -signal.SIGABRT,
+            "",
+            ["KeyError: 'first'", "Fatal Python error: Aborted\n"],
+        ),
+        (FAULT, -signal.SIGSEGV, "Fatal Python error: Segmentation fault\n", ["in inner"]),
     ],
-    ids=["that cannot be shown", "of several threads", "before a fatal signal"],
+    ids=["that cannot be shown", "of several threads", "before a fatal signal", "fatal signal"],
 )
-def test_exceptions_are_kept_in_their_order(
-    faults: int, code: str, begins: str, holds: Sequence[str]
+def test_exceptions_and_stacks_at_fatal_signals_are_kept_in_their_order(
+    faults: int, code: str, status: int, begins: str, holds: Sequence[str]
 ) -> None:
-    die(faults, code)
+    ended, _ = die(faults, code)
 
     words = read_crash_output(faults)
 
+    assert ended == status
     assert words.startswith(begins)
     places = [words.index(each) for each in holds]
     assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("code", "number", "headline"),
-    [
-        ("import ctypes; ctypes.string_at(0)", signal.SIGSEGV, "Segmentation fault"),
-        ("import os; os.abort()", signal.SIGABRT, "Aborted"),
-    ],
-)
-def test_a_fatal_signal_leaves_the_stacks(
-    faults: int, code: str, number: int, headline: str
-) -> None:
-    status, _ = die(faults, f"def inner():\n  {code}\ninner()")
-
-    words = read_crash_output(faults)
-
-    assert status == -number
-    assert words.startswith(f"Fatal Python error: {headline}\n")
-    assert "in inner" in words
 
 
 def test_an_exception_nobody_caught_is_kept_and_shown_as_ever(faults: int) -> None:

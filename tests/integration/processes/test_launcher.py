@@ -25,15 +25,22 @@ from phalanx.runtime.process.child_process import Process
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault, SpecError
 
-METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]
+
+
+@pytest.fixture(params=["zygote", "exec"])
+def method(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 def zygote_pid(launcher: Launcher) -> int:
     return launcher.zygote().pid or 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+def children() -> set[int]:
+    return {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
+
+
 def test_a_process_leads_a_session_with_the_environment_and_folder_of_the_moment_of_its_start(
     starter: Starter, method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -55,7 +62,6 @@ def test_a_process_leads_a_session_with_the_environment_and_folder_of_the_moment
     assert said["cwd"] == str(tmp_path)
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_environment_folder_path_and_output_are_those_of_the_spec(
     starter: Starter, method: Method, tmp_path: Path
 ) -> None:
@@ -85,7 +91,6 @@ def test_environment_folder_path_and_output_are_those_of_the_spec(
     assert "to stderr" in (tmp_path / "err").read_text()
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_the_first_folder_for_temporary_files_that_is_one_is_known_without_a_try(
     starter: Starter, method: Method, tmp_path: Path
 ) -> None:
@@ -100,7 +105,6 @@ def test_the_first_folder_for_temporary_files_that_is_one_is_known_without_a_try
     assert tmp_path.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
     starter: Starter, method: Method
 ) -> None:
@@ -125,7 +129,6 @@ def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
         os.close(read)
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_signals_are_as_in_a_fresh_python(starter: Starter, method: Method) -> None:
     was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -140,7 +143,6 @@ def test_signals_are_as_in_a_fresh_python(starter: Starter, method: Method) -> N
     assert said["blocked"] == []
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_a_process_is_listed_under_its_title_and_carries_its_mark(
     starter: Starter, method: Method
 ) -> None:
@@ -156,7 +158,6 @@ def test_a_process_is_listed_under_its_title_and_carries_its_mark(
         assert process.tree.tag in environ.read_bytes()
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_exit_codes_and_signals_are_told(starter: Starter, method: Method) -> None:
     left = starter.start("leave", 7, method=method)
     fell = starter.start("fall", int(signal.SIGTERM), method=method)
@@ -171,17 +172,14 @@ def test_exit_codes_and_signals_are_told(starter: Starter, method: Method) -> No
     assert {process.pid for process in starter.await_exits(2)} == {left.pid, fell.pid}
 
 
-def test_a_process_outlives_the_thread_that_started_it(starter: Starter) -> None:
-    started: list[Any] = []
-    for method in METHODS:
-        thread = start_thread(lambda m=method: started.append(starter.start("stay", method=m)))
-        thread.join(LONG)
-        starter.line.hear()
+def test_a_process_outlives_the_thread_that_started_it(starter: Starter, method: Method) -> None:
+    started: list[Process] = []
+    thread = start_thread(lambda: started.append(starter.start("stay", method=method)))
+    thread.join(LONG)
+    starter.line.hear()
 
-    assert len(started) == 2
-    for process in started:
-        assert not process.wait(time.monotonic() + 0.2)
-        assert process.status is None
+    assert not started[0].wait(time.monotonic() + 0.2)
+    assert started[0].status is None
 
 
 def test_launches_from_many_threads_at_once_all_succeed(starter: Starter) -> None:
@@ -237,8 +235,7 @@ def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Star
     zygotes = {launcher.zygote().pid, launcher.zygote((module,)).pid}
     helpers = {*zygotes, launcher._guardian.pid}
     assert len(helpers) == 3
-    children = {t.pid for t in procfs.read_all().values() if t.parent == os.getpid()}
-    assert helpers <= children
+    assert helpers <= children()
 
 
 # --- the helpers die ----------------------------------------------------------------------
@@ -343,10 +340,10 @@ def test_a_guardian_that_cannot_be_started_is_tried_again(
 def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter: Starter) -> None:
     assert starter.start("leave", 0).wait(soon())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
+    before = children()
     started: list[Process] = []
     for method in ("zygote", "exec"):
-        for free in range(20):
+        for free in range(10):  # six are enough at present
             taken: list[int] = []
             resource.setrlimit(
                 resource.RLIMIT_NOFILE, (len(procfs.numbers_in("/proc/self/fd")) + 40, hard)
@@ -369,9 +366,6 @@ def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter:
     assert set(exits[1:]) == set(started)
     for process in exits:
         process.close()
-
-    def children() -> set[int]:
-        return {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
 
     wait_until(lambda: children() == before, "the end of what failed")
     assert starter.start("leave", 0).wait(soon())

@@ -39,23 +39,19 @@ def preload(loop: EventLoop, tmp_path: Path) -> Iterator[Preload]:
         yield start
 
 
-def test_what_is_preloaded_is_there_in_the_worker(preload: Preload) -> None:
-    starter = preload("import random; random.seed(1)")
+def test_what_is_preloaded_is_there_in_workers_whatever_its_folder_is_called(
+    preload: Preload, tmp_path: Path
+) -> None:
+    folder = tmp_path / "with:colon"
+    folder.mkdir()
+
+    starter = preload("import random; random.seed(1)", folder)
     starter.start("tell")
     starter.start("tell")
     first, second = starter.line.hear(), starter.line.hear()
 
     assert "preloaded" in first["modules"]
     assert first["random"] != second["random"]
-
-
-def test_a_preload_is_found_whatever_its_folder_is_called(preload: Preload, tmp_path: Path) -> None:
-    folder = tmp_path / "with:colon"
-    folder.mkdir()
-
-    starter = preload("", folder)
-    starter.start("tell")
-    assert "preloaded" in starter.line.hear()["modules"]
 
 
 def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
@@ -84,20 +80,21 @@ def test_a_preload_that_ends_the_zygote_is_reported(
         starter.start("stay")
 
 
-def test_a_preload_that_hangs_is_ended_at_the_start_timeout(preload: Preload) -> None:
-    code = "import threading; threading.Event().wait()"
-    starter = preload(code, start_timeout=0.5)
-    with pytest.raises(RuntimeFault, match="start_timeout=0.5 s"):
-        starter.start("stay")
+HANGS = "import threading; threading.Event().wait()"
 
 
-def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
-    preload: Preload,
+@pytest.mark.parametrize(
+    ("start_timeout", "wait", "says"),
+    [(0.5, LONG, "start_timeout=0.5 s"), (LONG, 0.5, "had not imported .* raise start_timeout")],
+    ids=["of the preload", "of the launch"],
+)
+def test_a_preload_that_hangs_is_waited_for_until_a_limit_that_is_named(
+    preload: Preload, start_timeout: float, wait: float, says: str
 ) -> None:
-    code = "import threading; threading.Event().wait()"
-    starter = preload(code)
-    with pytest.raises(RuntimeFault, match=r"had not imported .* raise start_timeout"):
-        starter.start("stay", deadline=time.monotonic() + 0.5)
+    starter = preload(HANGS, start_timeout=start_timeout)
+
+    with pytest.raises(RuntimeFault, match=says):
+        starter.start("stay", deadline=time.monotonic() + wait)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,7 @@ def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
 
 
 def test_closing_during_a_start_ends_the_wait(preload: Preload) -> None:
-    starter = preload("import threading; threading.Event().wait()")
+    starter = preload(HANGS)
     errors: list[BaseException] = []
 
     def start() -> None:

@@ -15,39 +15,31 @@ from phalanx.runtime.linux.process_tree import TreeTag
 LASTING = ("child", "session", "heavy", "bare", "fork", "daemon", "orphan")
 
 
-@pytest.mark.parametrize("kinds", [LASTING, ("lost", "zombie"), ("forker",)], ids=" ".join)
-def test_killing_a_tree_ends_every_kind_of_descendant(
+@pytest.mark.parametrize(
+    "kinds", [LASTING, (*LASTING, "end"), ("lost", "zombie"), ("forker",)], ids=" ".join
+)
+def test_killing_a_tree_ends_every_kind_of_descendant_also_of_a_process_that_has_ended(
     starter: Starter, kinds: tuple[str, ...]
 ) -> None:
     bystander = starter.start("stay")
     starter.line.hear()
     process = starter.start("beget", " ".join(kinds))
     pids = starter.line.hear()["pids"]
+    ends = "end" in kinds
+    if ends:
+        assert process.wait(soon())
+        assert all(map(is_alive, pids.values()))
 
     left = process.kill_tree(soon())
 
     assert left == ()
-    assert pids.keys() == {*kinds}
-    assert not any(is_alive(pid) for pid in pids.values())
+    assert pids.keys() == {*kinds} - {"end"}
+    assert not any(map(is_alive, pids.values()))
     assert process.status is not None
-    assert process.status.signal == signal.SIGKILL
+    assert process.status.signal == (None if ends else signal.SIGKILL)
     assert bystander.status is None
     assert process.tree is not None
     assert process_tree.find(process.tree)[0] == {}
-
-
-def test_what_a_dead_process_left_behind_is_still_found(starter: Starter) -> None:
-    process = starter.start("beget", " ".join([*LASTING, "end"]))
-    pids = starter.line.hear()["pids"].values()
-    assert process.wait(soon())
-    assert process.status is not None
-    assert process.status.code == 0
-    assert all(map(is_alive, pids))
-
-    left = process.kill_tree(soon())
-
-    assert left == ()
-    assert not any(map(is_alive, pids))
 
 
 def test_what_several_dead_processes_left_behind_is_killed_together(starter: Starter) -> None:

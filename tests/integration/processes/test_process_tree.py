@@ -47,7 +47,7 @@ def crowd() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("phalanx_leak_check", "crowd")
+@pytest.mark.usefixtures("crowd")
 def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None:
     for _ in range(5):
         mark = uuid.uuid4().hex

@@ -5,13 +5,11 @@ import signal
 import threading
 
 import pytest
-from tests.support.processes import wait_until
+from tests.support.processes import LONG, wait_until
 
 from phalanx.runtime.process import orphan_reaper
 from phalanx.runtime.process.orphan_reaper import Reaper
 from phalanx.runtime.threads.event_loop import EventLoop
-
-LONG = 30.0
 
 
 def start() -> tuple[int, int]:
@@ -30,37 +28,23 @@ def wait_round(loop: EventLoop) -> None:
         assert came.wait(LONG)
 
 
-def wait_let_go(orphans: Reaper) -> None:
-    wait_until(lambda: not orphans._orphans)
-
-
-@pytest.mark.usefixtures("phalanx_leak_check")
-def test_a_dead_child_is_collected_and_let_go(loop: EventLoop) -> None:
+@pytest.mark.parametrize("by_others", [False, True])
+def test_a_dead_child_is_collected_and_let_go_at_once_where_others_have_collected_it(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch, by_others: bool
+) -> None:
+    monkeypatch.setattr(orphan_reaper, "_PATIENCE", 10 * LONG)
     pid, pidfd = start()
+    if by_others:
+        os.waitpid(pid, 0)
     orphans = Reaper(loop)
 
     orphans.take(pidfd, pid, kill=False)
-    wait_let_go(orphans)
 
+    wait_until(lambda: not orphans._orphans)
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
-@pytest.mark.usefixtures("phalanx_leak_check")
-def test_one_that_somebody_else_has_collected_is_let_go_at_once(
-    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orphan_reaper, "_PATIENCE", 10 * LONG)
-    pid, pidfd = start()
-    os.waitpid(pid, 0)
-    orphans = Reaper(loop)
-
-    orphans.take(pidfd, pid, kill=False)
-
-    wait_let_go(orphans)
-
-
-@pytest.mark.usefixtures("phalanx_leak_check")
 def test_one_that_is_not_our_child_yet_is_waited_for(loop: EventLoop) -> None:
     # Its parent has not collected it, and so it does not come to us.
     ours, theirs = os.pipe()

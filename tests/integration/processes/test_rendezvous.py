@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
+from tests.support.processes import LONG
 from tests.support.programs import run_program
 
 from phalanx.runtime.distributed.rendezvous import (
@@ -31,8 +32,6 @@ from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import ExitKind, RuntimeFault, SpecError
-
-LONG = 60.0  # seconds; no test takes them unless something is broken
 
 
 class Driver:
@@ -104,11 +103,17 @@ def test_user_code_meets_through_the_environment(make: Make, torch_runtime: Runt
     assert ex.collective_rpc(sum_by_environment, LONG) == [(1.0, "1")] * 2
 
 
-def test_each_of_several_epochs_has_an_address_and_a_prefix_of_its_own(driver: Driver) -> None:
+def test_one_process_serves_every_epoch_each_with_its_own_address_and_prefix(
+    driver: Driver,
+) -> None:
     meetings = [driver.store.open(epoch) for epoch in (1, 2)]
     connect(meetings[1])
+    first = driver.store.pid
     meetings.append(driver.store.open(5))
+    connect(meetings[2])
 
+    assert first is not None
+    assert driver.store.pid == first
     assert len({meeting.port for meeting in meetings}) == 3
     assert len({meeting.prefix for meeting in meetings}) == 3
 
@@ -133,16 +138,6 @@ def test_the_store_listens_on_loopback_only(driver: Driver) -> None:
     assert on(rendezvous.port) == {"0100007F"}
     new = {address for address, _ in listeners() - before}
     assert new == {"0100007F"}
-
-
-def test_one_process_serves_every_epoch(driver: Driver) -> None:
-    connect(driver.store.open(1))
-    first = driver.store.pid
-
-    connect(driver.store.open(2))
-
-    assert first is not None
-    assert driver.store.pid == first
 
 
 def test_a_survivor_of_an_old_epoch_is_cut_off_and_its_keys_are_gone(driver: Driver) -> None:
@@ -270,23 +265,12 @@ def test_the_environment_on_a_node_says_where_among_the_nodes_a_rank_is() -> Non
     assert "GLOO_SOCKET_IFNAME" not in environment  # the node knows its own
 
 
-@pytest.mark.parametrize(
-    ("given", "added"),
-    [
-        ({}, {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}),
-        ({"GLOO_SOCKET_IFNAME": "eth7"}, {"NCCL_SOCKET_IFNAME": "lo"}),
-    ],
-)
-def test_collectives_stay_on_loopback_unless_the_user_named_an_interface(
-    given: dict[str, str], added: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_collectives_go_over_the_interface_that_the_user_named(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, given.get(name, ""))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
 
-    environment = rendezvous_environment(MEETING, 0, 2)
-
-    named = {name: value for name, value in environment.items() if name.endswith("IFNAME")}
-    assert named == added
+    assert "GLOO_SOCKET_IFNAME" not in rendezvous_environment(MEETING, 0, 2)
 
 
 def test_a_process_group_without_a_rendezvous_says_why() -> None:

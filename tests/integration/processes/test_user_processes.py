@@ -18,9 +18,7 @@ from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
 
-
-def zygote_pid(launcher: Launcher) -> int:
-    return launcher.zygote().pid or 0
+from .test_launcher import zygote_pid
 
 
 def test_nobody_is_adopted_while_nothing_is_being_started(starter: Starter) -> None:

@@ -10,18 +10,23 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support.gateway_peers import LONG, Driver, Joined, Posting, Rank, listening
-from tests.support.processes import wait_until
+from tests.support.gateway_peers import LONG, Berth, Driver, Joined, Posting, Rank
 from zmq.utils import z85
 
-from phalanx.runtime import Frame, Kind, descriptors
+from phalanx.runtime import Frame, Kind
 from phalanx.runtime.remote.gateway import GatewayExited, MessageMalformed, StrangerRefused
 from phalanx.runtime.remote.link import LARGEST, Lane, Say
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
-from phalanx.supervision import RuntimeFault
 
-QUICK = Zmq(heartbeat=0.1, lost_after=1.0)
+
+def serves(berth: Berth, rank: Rank, number: int) -> None:
+    berth.call(number)
+    assert rank.takes_call() == number
+    rank.answers(number)
+    answer = berth.next()
+    assert isinstance(answer, Frame)
+    assert (answer.kind, answer.call_id) == (Kind.REPLY, number)
 
 
 def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -> None:
@@ -40,45 +45,6 @@ def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -
     assert (answer.kind, answer.call_id) == (Kind.REPLY, 1)
 
 
-def test_without_a_word_from_the_user_only_loopback_is_listened_on(driver: Driver) -> None:
-    driver.gateway.open()
-
-    assert driver.gateway.pid is not None
-    assert listening(driver.gateway.pid) == {"0100007F"}
-
-
-def test_a_named_address_is_listened_on_and_no_other(
-    driver_of: Callable[[Zmq], Driver],
-) -> None:
-    driver = driver_of(Zmq(bind="tcp://127.0.0.2"))
-    driver.gateway.open()
-
-    assert driver.gateway.pid is not None
-    assert listening(driver.gateway.pid) == {"0200007F"}
-
-
-def test_a_socket_of_this_machine_has_an_abstract_name(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
-) -> None:
-    driver = driver_of(Zmq(ipc=True))
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
-    rank.greets()
-    address = berth.posting.invitation.endpoint.removeprefix("ipc://")
-
-    assert isinstance(berth.next(), Frame)
-    assert address.startswith("@")
-    assert driver.gateway.pid is not None
-    assert listening(driver.gateway.pid) == {address}
-
-
-def test_an_address_that_cannot_be_bound_is_told(driver_of: Callable[[Zmq], Driver]) -> None:
-    driver = driver_of(Zmq(bind="tcp://203.0.113.1:5555"))
-
-    with pytest.raises(RuntimeFault, match=r"cannot listen on tcp://203\.0\.113\.1:5555"):
-        driver.gateway.open()
-
-
 @pytest.mark.parametrize("who", ["noise", "no key", "another key", "another client", "oversized"])
 @pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
 def test_a_stranger_is_turned_away_and_harms_nobody(
@@ -93,12 +59,7 @@ def test_a_stranger_is_turned_away_and_harms_nobody(
     event = driver.events.get(timeout=LONG)
     assert isinstance(event, StrangerRefused)
     assert event.group == "tp"
-    berth.call(1)
-    assert rank.takes_call() == 1
-    rank.answers(1)
-    answer = berth.next()
-    assert isinstance(answer, Frame)
-    assert answer.call_id == 1
+    serves(berth, rank, 1)
     assert driver.events.empty()  # told once
 
 
@@ -214,15 +175,6 @@ def test_more_than_any_message_of_ours_cuts_the_connection(
     assert "connection was closed" in berth.why_it_ended()
 
 
-def test_silence_is_told_as_a_lost_link(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
-) -> None:
-    berth = driver_of(QUICK).berth()
-    rank_of(berth.posting)
-
-    assert berth.why_it_ended().startswith("nothing was heard of it for 1.")
-
-
 def test_what_was_sent_before_the_end_arrives_before_it(
     driver: Driver, rank_of: Callable[..., Rank]
 ) -> None:
@@ -241,13 +193,10 @@ def test_what_was_sent_before_the_end_arrives_before_it(
 
 
 def test_a_rank_that_ends_has_the_others_asked_and_kept_from_what_none_has_begun(
-    driver: Driver, rank_of: Callable[..., Rank]
+    driver: Driver, joined: Joined
 ) -> None:
-    berths = [driver.berth() for _ in range(3)]
-    ranks = [rank_of(berth.posting) for berth in berths]
+    berths, ranks = zip(*(joined(driver) for _ in range(3)), strict=True)
     for berth, rank in zip(berths, ranks, strict=True):
-        rank.greets()
-        assert isinstance(berth.next(), Frame)
         berth.call(7)
         assert rank.takes_call() == 7
 
@@ -266,39 +215,32 @@ def test_a_rank_that_ends_has_the_others_asked_and_kept_from_what_none_has_begun
 
 
 def test_after_a_ranks_end_nothing_collective_is_handed_over_until_the_driver_has_judged_it(
-    driver: Driver, rank_of: Callable[..., Rank]
+    driver: Driver, joined: Joined
 ) -> None:
-    gone, stays = driver.berth(), driver.berth()
-    ranks = [rank_of(each.posting) for each in (gone, stays)]
-    for berth, rank in zip((gone, stays), ranks, strict=True):
-        rank.greets()
-        assert isinstance(berth.next(), Frame)
+    (gone, dying), (stays, rank) = joined(driver), joined(driver)
 
-    ranks[0].line.say(Say.END, 0, 0, now=0.0)
+    dying.line.say(Say.END, 0, 0, now=0.0)
     assert gone.why_it_ended() == ""
     stays.call(8, collective=False)
-    alone = ranks[1].takes_call()
-    ranks[1].answers(8)
+    alone = rank.takes_call()
+    rank.answers(8)
     stays.call(9)
-    early = ranks[1].next(0.3)
+    early = rank.next(0.3)
     gone.close()
 
     assert (alone, early) == (8, None)
-    assert ranks[1].takes_call() == 9
+    assert rank.takes_call() == 9
 
 
 def test_one_that_answers_nobody_asks_in_time_is_taken_at_its_word_before(
-    driver: Driver, rank_of: Callable[..., Rank]
+    driver: Driver, joined: Joined
 ) -> None:
-    gone, silent = driver.berth(), driver.berth()
-    ranks = [rank_of(each.posting) for each in (gone, silent)]
-    for berth, rank in zip((gone, silent), ranks, strict=True):
-        rank.greets()
-        assert isinstance(berth.next(), Frame)
+    (gone, dying), (silent, rank) = joined(driver), joined(driver)
+    for berth, at in ((gone, dying), (silent, rank)):
         berth.call(3)
-        assert rank.takes_call() == 3
+        assert at.takes_call() == 3
 
-    ranks[0].line.say(Say.END, 0, 0, now=0.0)
+    dying.line.say(Say.END, 0, 0, now=0.0)
 
     assert gone.why_it_ended() == ""
     assert (gone.channel.page.begun, silent.channel.page.begun) == (0, 3)
@@ -318,19 +260,6 @@ def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> N
     assert driver.gateway.pid not in (None, first)
 
 
-def test_a_stopped_one_is_replaced_when_next_needed(driver: Driver) -> None:
-    driver.gateway.open()
-    first = driver.gateway.pid
-    assert first is not None
-
-    os.kill(first, signal.SIGSTOP)
-    wait_until(lambda: driver.gateway._helper.is_stopped)
-    driver.gateway.open()
-
-    assert driver.gateway.pid not in (None, first)
-    assert not Path(f"/proc/{first}").exists()
-
-
 def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> None:
     berth = driver.berth()
     secret = berth.posting.invitation.secret
@@ -343,10 +272,3 @@ def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> No
             except OSError:
                 continue
             assert not any(needle in content for needle in needles)
-
-
-def test_the_drivers_descriptors_are_known_to_the_ledger(driver: Driver) -> None:
-    before = set(descriptors._owned)
-    driver.gateway.open()
-
-    assert any(isinstance(entry, socket.socket) for entry in descriptors._owned - before)

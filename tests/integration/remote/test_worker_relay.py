@@ -7,13 +7,10 @@ import os
 import signal
 import time
 
-import pytest
 from tests.support.gateway_peers import LONG, Driver
 from tests.support.processes import wait_until
 
 from phalanx.runtime import Runtime, Seat, WorkerRelay
-
-pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 
 
 def test_the_end_of_each_is_told_with_the_number_that_its_seats_have(

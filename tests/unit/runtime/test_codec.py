@@ -84,12 +84,6 @@ sys.stdout.buffer.write(encoded.body)
     assert [each.number for each in arrived] == list(range(count))
 
 
-def test_a_text_that_mentions_main_is_no_reason_to_pickle_by_value() -> None:
-    value = "__main__" * LARGE
-
-    assert travel(value) == value
-
-
 @pytest.mark.parametrize("beside", [65_480, 65_492, 65_506, 65_520])
 @pytest.mark.parametrize("number", [1, 1 << (8 * 200_000)], ids=["small", "large"])
 def test_what_is_defined_in_main_travels_by_value_whatever_lies_beside_it(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from tests.support.device_pools import lease_of, release
 
 from phalanx.runtime.devices.allocation import Request
-from phalanx.runtime.devices.inventory import Gpu, NvmlInventory, ProcInventory, find_gpus, visible
+from phalanx.runtime.devices.inventory import Gpu, ProcInventory, visible
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 from phalanx.testing import FakeGpus
@@ -243,14 +241,6 @@ Bus Location: \t {bus}
 """
 
 
-def test_the_driver_is_let_go_at_the_end() -> None:
-    gpus = FakeGpus(1)
-
-    DevicePool.of("auto", 1, gpus, {}).close()
-
-    assert gpus.closed == 1
-
-
 @pytest.mark.parametrize(
     ("mask", "indices"),
     [
@@ -288,36 +278,3 @@ def test_the_kernel_module_tells_of_its_devices(tmp_path: Path) -> None:
 
 def test_no_kernel_module_means_no_gpu(tmp_path: Path) -> None:
     assert ProcInventory(tmp_path / "nothing").gpus() == ()
-
-
-def test_nvml_without_a_driver_means_no_gpu() -> None:
-    nvml: Any = pytest.importorskip("pynvml")
-    inventory = NvmlInventory(nvml)
-
-    gpus = inventory.gpus()
-    inventory.close()
-
-    assert gpus == () or all(gpu.uuid.startswith("GPU-") for gpu in gpus)
-
-
-def test_looking_for_devices_loads_no_torch_and_opens_no_cuda() -> None:
-    code = (
-        "import sys; from phalanx.runtime import find_gpus; g = find_gpus(); g.gpus();"
-        "maps = open('/proc/self/maps').read();"
-        "print('torch' in sys.modules, 'libcuda.so' in maps)"
-    )
-
-    seen = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert seen.stdout.split() == ["False", "False"]
-
-
-def test_the_inventory_of_this_machine_can_be_asked() -> None:
-    inventory = find_gpus()
-
-    for gpu in inventory.gpus():
-        used = inventory.used_bytes(gpu.uuid)
-        assert used is None or used >= 0
-    inventory.close()

@@ -44,9 +44,11 @@ def test_a_device_with_a_fault_is_not_leased_and_one_that_is_leased_says_so(
         lease_of(pool, 1)
 
 
-def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
+def test_a_device_that_recovers_from_its_fault_is_leased_again_and_both_are_told() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {})
+    told: list[Any] = []
+    pool.subscribe(told.append)
     gpus.lose(gpus.uuid(0))
     with pytest.raises(NoDevice):
         lease_of(pool, 0)
@@ -54,19 +56,8 @@ def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
     gpus.heal(gpus.uuid(0))
 
     assert lease_of(pool, 0)
-
-
-def test_what_is_found_while_a_lease_is_refused_is_told() -> None:
-    gpus = FakeGpus(1)
-    pool = DevicePool.of("auto", 1, gpus, {})
-    told: list[Any] = []
-    pool.subscribe(told.append)
-    gpus.lose(gpus.uuid(0))
-
-    with pytest.raises(NoDevice):
-        lease_of(pool, 0)
-
-    assert [(event.event, event.fatal) for event in told] == [("phalanx.device_quarantined", True)]
+    assert [type(event) for event in told] == [DeviceQuarantined, DeviceRestored]
+    assert told[0].fatal
 
 
 def test_a_fault_that_the_user_accepts_counts_no_more_and_the_next_one_does() -> None:
@@ -143,43 +134,21 @@ def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
     assert len(logged) == 2
 
 
-def test_a_lease_is_taken_back_when_the_memory_is_released() -> None:
+def test_a_lease_is_taken_back_when_the_memory_is_released_which_shows_until_then() -> None:
     gpus = FakeGpus(1)
-    uuid = gpus.gpus()[0].uuid
+    uuid = gpus.uuid(0)
     gpus.use(uuid, 2 * GIB)  # another program's, there before
     pool = DevicePool.of("auto", 1, gpus, {})
     lease = lease_of(pool, 0)
-    gpus.use(uuid, 40 * GIB, 39 * GIB, 2 * GIB)
-
-    free = release(pool, lease)
-
-    assert free
-    assert gpus.used_bytes(uuid) == 2 * GIB  # all steps were waited for
-
-
-def test_what_a_dead_worker_holds_is_shown_until_it_is_released() -> None:
-    gpus = FakeGpus(1)
-    gpus.use(gpus.uuid(0), 2 * GIB)  # somebody else's, there before
-    pool = DevicePool.of("auto", 1, gpus, {})
-    lease = lease_of(pool, 0)
-    gpus.use(gpus.uuid(0), 40 * GIB)
+    gpus.use(uuid, 40 * GIB)
 
     pool.give_back(lease)
     held = pool.status()[0].releasing_bytes
-    gpus.use(gpus.uuid(0), 2 * GIB)
-    pool.settle([lease], soon())
+    gpus.use(uuid, 40 * GIB, 39 * GIB, 2 * GIB)
 
-    assert held == 38 * GIB
-    assert pool.status()[0].releasing_bytes == 0
-
-
-def test_a_device_that_stays_full_is_reported_at_the_deadline() -> None:
-    gpus = FakeGpus(1)
-    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = lease_of(pool, 0)
-    gpus.use(gpus.gpus()[0].uuid, 40 * GIB)
-
-    assert not release(pool, lease)
+    assert pool.settle([lease], soon())
+    assert gpus.used_bytes(uuid) == 2 * GIB  # all steps were waited for
+    assert (held, pool.status()[0].releasing_bytes) == (38 * GIB, 0)
 
 
 def test_a_device_that_stays_full_is_put_aside_and_another_is_leased() -> None:
@@ -257,21 +226,6 @@ def test_memory_that_a_dead_process_is_still_listed_with_is_not_released() -> No
     gpus.use(uuid, 30 * GIB)
 
     assert not release(pool, lease, 4711)
-
-
-def test_memory_that_somebody_else_takes_unseen_is_taken_for_a_dead_workers() -> None:
-    # In a container nobody is listed; then it can only be put aside, until the user knows better.
-    gpus = FakeGpus(1)
-    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = lease_of(pool, 0)
-    gpus.use(gpus.uuid(0), 20 * GIB)
-    pool.give_back(lease)
-    assert quarantined(pool)
-
-    pool.restore(0)
-
-    assert lease_of(pool, 0)
-    assert not quarantined(pool)
 
 
 def test_an_nvml_that_fails_midway_is_not_taken_for_a_release() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import random
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,203 +31,7 @@ from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
 
-class End:
-    """One end, and what it has posted."""
-
-    def __init__(self) -> None:
-        self.arena = Arena.create(64 * 1024 * 1024)
-        self.posted: deque[list[bytes]] = deque()
-        self.link = Link(self.post, 0.0)
-        self.line = Line(1, self.arena)
-        self.line.attach(self.link)
-        self.got: list[Delivery] = []
-
-    def post(self, parts: Any) -> None:
-        self.posted.append([bytes(part) for part in parts])
-
-    def take(self, parts: list[bytes], *, passes_on: bool = True) -> None:
-        what = self.line.take([memoryview(part) for part in parts])
-        if isinstance(what, Delivery):
-            self.got.append(what)
-            if passes_on:
-                self.line.taken(1)
-
-    def close(self) -> None:
-        self.line.close()
-        for each in self.got:
-            if each.large is not None:
-                each.large.close()
-        self.arena.close()
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[End, End]]:
-    pair = End(), End()
-    yield pair
-    for end in pair:
-        end.close()
-
-
-def carry(one: End, other: End, **options: Any) -> None:
-    """Let everything arrive that may."""
-    moved = True
-    while moved:
-        moved = False
-        for source, sink in ((one, other), (other, one)):
-            source.line.pump(1.0)
-            while source.posted:
-                sink.take(source.posted.popleft(), **options)
-                moved = True
-
-
-def frame(call_id: int, body: bytes) -> Frame:
-    return Frame(Kind.CALL, Flag.COLLECTIVE, 3, call_id, 2, EVERY_RANK, body)
-
-
-def large(call_id: int, body: bytes) -> Frame:
-    """A frame whose body lies in a file."""
-    file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    os.write(file, body)
-    payload = Payload.in_file(seal_message_file(file), len(body))
-    far = LargeFrame(Kind.CALL, payload.flags, 3, call_id, 2, EVERY_RANK, payload.tail)
-    far.fds = [file]
-    far.lender = None
-    return far
-
-
-def content(delivery: Delivery) -> bytes:
-    if delivery.large is None:
-        return delivery.body
-    extent = delivery.large.extent
-    size = delivery.large.tail[-8:]
-    length = int.from_bytes(size, "little")
-    if extent is not None:
-        return bytes(extent.arena.window[extent.start : extent.start + length])
-    assert delivery.large.file is not None
-    return os.pread(delivery.large.file, length, 0)
-
-
-def test_packets_arrive_in_order_and_unchanged(ends: tuple[End, End]) -> None:
-    one, other = ends
-    for number in range(3 * WINDOW):
-        one.line.send(Lane(number % 2), frame(number, b"%d" % number))
-
-    carry(one, other)
-
-    assert [each.body for each in other.got] == [b"%d" % n for n in range(3 * WINDOW)]
-    assert [each.lane for each in other.got] == [n % 2 for n in range(3 * WINDOW)]
-    assert other.got[5].head == (0x5048, Kind.CALL, Flag.COLLECTIVE, 3, 5, 2, EVERY_RANK)
-
-
-def test_a_large_body_arrives_whole_between_small_ones(ends: tuple[End, End]) -> None:
-    one, other = ends
-    body = random.Random(1).randbytes(3 * PIECE + 7)
-    one.line.send(Lane.DATA, frame(1, b"before"))
-    one.line.send(Lane.DATA, large(2, body))
-    one.line.send(Lane.CONTROL, frame(3, b"behind"))
-
-    carry(one, other)
-
-    assert [content(each) for each in other.got] == [b"before", body, b"behind"]
-    assert (other.line.malformed, one.line.malformed) == (0, 0)
-
-
-def test_nothing_leaves_while_the_other_end_takes_nothing(ends: tuple[End, End]) -> None:
-    one, other = ends
-    for number in range(10 * WINDOW):
-        one.line.send(Lane.DATA, frame(number, b"x"))
-
-    carry(one, other, passes_on=False)
-    waiting = len(other.got)
-    other.line.taken(waiting)
-    carry(one, other)
-
-    assert waiting == WINDOW
-    assert len(other.got) == 10 * WINDOW
-
-
-def test_signs_of_life_do_not_pile_up_at_a_silent_end(ends: tuple[End, End]) -> None:
-    one, _ = ends
-    for _ in range(1000):
-        one.link.beat(1.0)
-
-    assert len(one.posted) <= WINDOW
-
-
-def test_a_body_that_there_is_no_memory_for_is_an_error_and_no_more(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = ends
-    one.line.send(Lane.DATA, large(1, bytes(3 * PIECE)))
-    one.line.send(Lane.DATA, frame(2, b"next"))
-    monkeypatch.setattr("phalanx.runtime.memory.arena.Arena.place", lambda _self, _size: None)
-    monkeypatch.setattr("phalanx.runtime.wire.packet_encoder.writable_bytes", lambda _size: 10)
-
-    carry(one, other)
-
-    error = other.got[0].error
-    assert isinstance(error, MessageTooLarge)
-    assert (error.size, error.limit) == (3 * PIECE, 10)
-    assert other.got[1].body == b"next"
-
-
-def test_what_is_announced_and_never_comes_leaves_no_memory(ends: tuple[End, End]) -> None:
-    one, other = ends
-    one.line.send(Lane.DATA, large(1, bytes(2 * PIECE)))
-    one.line.pump(1.0)
-    other.take(one.posted.popleft())
-    other.take(one.posted.popleft())
-
-    other.line.close()
-    other.arena.trim()
-
-    assert other.arena._backed.count(1) == 0
-
-
-@settings(max_examples=200)
-@given(st.lists(st.lists(st.binary(max_size=64), max_size=4), max_size=20), st.data())
-def test_garbage_is_dropped_and_what_follows_arrives(
-    garbage: list[list[bytes]], data: st.DataObject
-) -> None:
-    one, other = End(), End()
-    try:
-        for parts in garbage:
-            if len(parts) == 2 and data.draw(st.booleans()):
-                # As close to a message as garbage comes: a head of the right size.
-                kind, lane = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 3))
-                size = data.draw(st.sampled_from([0, 1, 100, 1 << 20, 1 << 62]))
-                parts[0] = bytes([kind, lane]) + bytes(8) + size.to_bytes(8, "little") + bytes(8)
-            other.take(parts)
-        arriving = other.line._arriving is not None
-        before = len(other.got)
-        one.line.send(Lane.DATA, frame(7, b"real"))
-        one.line.pump(1.0)
-        other.take(one.posted.popleft())
-
-        if not arriving:  # else it stands where a piece is due, and is dropped itself
-            assert other.got[before:][0].body == b"real"
-    finally:
-        one.close()
-        other.close()
-
-
-@given(st.binary(min_size=HEADER.size, max_size=200), st.integers(0, 1 << 63))
-def test_no_packet_claims_memory_that_is_not_its_own(packet: bytes, size: int) -> None:
-    end = End()
-    try:
-        head = bytes([Say.PACKET, 0]) + bytes(8) + size.to_bytes(8, "little") + bytes(8)
-        end.take([head, packet])
-
-        for each in end.got:
-            assert not each.head[2] & (Flag.FILE | Flag.ARENA)
-    finally:
-        end.close()
-
-
-# --- several ranks behind one link ----------------------------------------------------------------
-
-
-class Many:
+class Ends:
     """Both ends of a link with three ranks behind it; nothing is between them."""
 
     def __init__(self) -> None:
@@ -279,17 +84,155 @@ class Many:
     def close(self) -> None:
         for line in (*self.lines.values(), *self.far.values(), self.bodies.line):
             line.close()
-        for each in self.got[BODIES]:
-            assert each.large is not None
-            each.large.close()
+        for each in itertools.chain.from_iterable(self.got.values()):
+            if each.large is not None:
+                each.large.close()
         self.arena.close()
+
+    def take(self, parts: list[bytes]) -> None:
+        """Have the far end of the first line take *parts*, whatever they are."""
+        what = self.far[1].take([memoryview(part) for part in parts])
+        if isinstance(what, Delivery):
+            self.got[1].append(what)
+            self.far[1].taken(1)
 
 
 @pytest.fixture
-def many() -> Iterator[Many]:
-    made = Many()
-    yield made
-    made.close()
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    ends.close()
+
+
+def frame(call_id: int, body: bytes) -> Frame:
+    return Frame(Kind.CALL, Flag.COLLECTIVE, 3, call_id, 2, EVERY_RANK, body)
+
+
+def large(call_id: int, body: bytes) -> Frame:
+    """A frame whose body lies in a file."""
+    file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.write(file, body)
+    payload = Payload.in_file(seal_message_file(file), len(body))
+    far = LargeFrame(Kind.CALL, payload.flags, 3, call_id, 2, EVERY_RANK, payload.tail)
+    far.fds = [file]
+    far.lender = None
+    return far
+
+
+def content(delivery: Delivery) -> bytes:
+    if delivery.large is None:
+        return delivery.body
+    extent = delivery.large.extent
+    size = delivery.large.tail[-8:]
+    length = int.from_bytes(size, "little")
+    if extent is not None:
+        return bytes(extent.arena.window[extent.start : extent.start + length])
+    assert delivery.large.file is not None
+    return os.pread(delivery.large.file, length, 0)
+
+
+def test_packets_arrive_in_order_and_unchanged(ends: Ends) -> None:
+    for number in range(3 * WINDOW):
+        ends.lines[1].send(Lane(number % 2), frame(number, b"%d" % number))
+
+    ends.carry()
+
+    got = ends.got[1]
+    assert [each.body for each in got] == [b"%d" % n for n in range(3 * WINDOW)]
+    assert [each.lane for each in got] == [n % 2 for n in range(3 * WINDOW)]
+    assert got[5].head == (0x5048, Kind.CALL, Flag.COLLECTIVE, 3, 5, 2, EVERY_RANK)
+
+
+def test_a_large_body_arrives_whole_between_small_ones(ends: Ends) -> None:
+    body = random.Random(1).randbytes(3 * PIECE + 7)
+    ends.lines[1].send(Lane.DATA, frame(1, b"before"))
+    ends.lines[1].send(Lane.DATA, large(2, body))
+    ends.lines[1].send(Lane.CONTROL, frame(3, b"behind"))
+
+    ends.carry()
+
+    assert [content(each) for each in ends.got[1]] == [b"before", body, b"behind"]
+    assert (ends.far[1].malformed, ends.lines[1].malformed) == (0, 0)
+
+
+def test_nothing_leaves_while_the_other_end_takes_nothing(ends: Ends) -> None:
+    for number in range(10 * WINDOW):
+        ends.lines[1].send(Lane.DATA, frame(number, b"x"))
+
+    ends.carry(stopped=1)
+    waiting = len(ends.got[1])
+    ends.far[1].taken(waiting)
+    ends.carry()
+
+    assert waiting == WINDOW
+    assert len(ends.got[1]) == 10 * WINDOW
+
+
+def test_signs_of_life_do_not_pile_up_at_a_silent_end(ends: Ends) -> None:
+    for _ in range(1000):
+        ends.link.beat(1.0)
+
+    assert len(ends.posted) <= WINDOW
+
+
+def test_a_body_that_there_is_no_memory_for_is_an_error_and_no_more(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends.lines[1].send(Lane.DATA, large(1, bytes(3 * PIECE)))
+    ends.lines[1].send(Lane.DATA, frame(2, b"next"))
+    monkeypatch.setattr("phalanx.runtime.memory.arena.Arena.place", lambda _self, _size: None)
+    monkeypatch.setattr("phalanx.runtime.wire.packet_encoder.writable_bytes", lambda _size: 10)
+
+    ends.carry()
+
+    failed, following = ends.got[1]
+    assert isinstance(failed.error, MessageTooLarge)
+    assert (failed.error.size, failed.error.limit) == (3 * PIECE, 10)
+    assert following.body == b"next"
+
+
+def test_what_is_announced_and_never_comes_leaves_no_memory(ends: Ends) -> None:
+    ends.lines[1].send(Lane.DATA, large(1, bytes(2 * PIECE)))
+    ends.lines[1].pump(1.0)
+    ends.take(ends.posted.popleft())
+    ends.take(ends.posted.popleft())
+
+    ends.far[1].close()
+    ends.arena.trim()
+
+    assert os.fstat(ends.arena.fd).st_blocks == 0
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(st.binary(max_size=64), max_size=4), max_size=20), st.data())
+def test_garbage_is_dropped_and_what_follows_arrives(
+    garbage: list[list[bytes]], data: st.DataObject
+) -> None:
+    with contextlib.closing(Ends()) as ends:
+        for parts in garbage:
+            if len(parts) == 2 and data.draw(st.booleans()):
+                # As close to a message as garbage comes: a head of the right size.
+                kind, lane = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 3))
+                size = data.draw(st.sampled_from([0, 1, 100, 1 << 20, 1 << 62]))
+                parts[0] = bytes([kind, lane]) + bytes(8) + size.to_bytes(8, "little") + bytes(8)
+            ends.take(parts)
+        arriving = ends.far[1]._arriving is not None
+        before = len(ends.got[1])
+        ends.lines[1].send(Lane.DATA, frame(7, b"real"))
+        ends.lines[1].pump(1.0)
+        ends.take(ends.posted.popleft())
+
+        if not arriving:  # else it stands where a piece is due, and is dropped itself
+            assert ends.got[1][before:][0].body == b"real"
+
+
+@given(st.binary(min_size=HEADER.size, max_size=200), st.integers(0, 1 << 63))
+def test_no_packet_claims_memory_that_is_not_its_own(packet: bytes, size: int) -> None:
+    with contextlib.closing(Ends()) as ends:
+        head = bytes([Say.PACKET, 0]) + bytes(8) + size.to_bytes(8, "little") + bytes(8)
+        ends.take([head, packet])
+
+        assert not any(each.head[2] & (Flag.FILE | Flag.ARENA) for each in ends.got[1])
 
 
 def copies(call_id: int, body: bytes, count: int) -> list[LargeFrame]:
@@ -307,66 +250,66 @@ def copies(call_id: int, body: bytes, count: int) -> list[LargeFrame]:
     return frames
 
 
-def test_a_body_for_several_ranks_travels_once_and_before_what_refers_to_it(many: Many) -> None:
+def test_a_body_for_several_ranks_travels_once_and_before_what_refers_to_it(ends: Ends) -> None:
     body = random.Random(2).randbytes(2 * PIECE + 7)
-    for line, each in zip(many.lines.values(), copies(5, body, 3), strict=True):
-        line.send(Lane.DATA, each, many.bodies)
+    for line, each in zip(ends.lines.values(), copies(5, body, 3), strict=True):
+        line.send(Lane.DATA, each, ends.bodies)
 
-    many.carry()
+    ends.carry()
 
-    (whole,) = many.got[BODIES]
-    assert (content(whole), many.pieces) == (body, 3)
-    told = [delivery for number in many.lines for delivery in many.got[number]]
+    (whole,) = ends.got[BODIES]
+    assert (content(whole), ends.pieces) == (body, 3)
+    told = [delivery for number in ends.lines for delivery in ends.got[number]]
     assert [(each.shared, each.head[4], each.body) for each in told] == [
         (whole.head[4], 5, b"own part")
     ] * 3
 
 
-def test_a_body_is_forgotten_once_nothing_can_refer_to_it(many: Many) -> None:
+def test_a_body_is_forgotten_once_nothing_can_refer_to_it(ends: Ends) -> None:
     frames = copies(5, bytes(PIECE), 3)
-    for line, each in zip(many.lines.values(), frames[:2], strict=False):
-        line.send(Lane.DATA, each, many.bodies)
-    many.carry()
-    many.bodies.look()
-    many.carry()
-    early = list(many.forgotten)
+    for line, each in zip(ends.lines.values(), frames[:2], strict=False):
+        line.send(Lane.DATA, each, ends.bodies)
+    ends.carry()
+    ends.bodies.look()
+    ends.carry()
+    early = list(ends.forgotten)
 
-    many.bodies.look()  # it was there at the last look
-    many.carry()
-    many.lines[3].send(Lane.DATA, frames[2], many.bodies)
-    many.carry()
+    ends.bodies.look()  # it was there at the last look
+    ends.carry()
+    ends.lines[3].send(Lane.DATA, frames[2], ends.bodies)
+    ends.carry()
 
-    assert (early, many.forgotten) == ([], [1])
-    assert [each.head[4] for each in many.got[BODIES]] == [1, 2]  # who comes late gets it anew
+    assert (early, ends.forgotten) == ([], [1])
+    assert [each.head[4] for each in ends.got[BODIES]] == [1, 2]  # who comes late gets it anew
 
 
-def test_a_rank_that_reads_nothing_holds_up_no_other(many: Many) -> None:
+def test_a_rank_that_reads_nothing_holds_up_no_other(ends: Ends) -> None:
     for number in range(WINDOW):
-        many.lines[2].send(Lane.DATA, frame(number, b"x"))
-    many.carry(stopped=2)
+        ends.lines[2].send(Lane.DATA, frame(number, b"x"))
+    ends.carry(stopped=2)
     for call_id in (90, 91):
         pair = copies(call_id, bytes(PIECE), 2)
         for rank in (1, 2):
-            many.lines[rank].send(Lane.DATA, pair.pop(), many.bodies)
-        many.carry(stopped=2)
-    many.bodies.shut()
-    many.carry(stopped=2)
+            ends.lines[rank].send(Lane.DATA, pair.pop(), ends.bodies)
+        ends.carry(stopped=2)
+    ends.bodies.shut()
+    ends.carry(stopped=2)
 
-    assert [each.head[4] for each in many.got[1]] == [90, 91]
-    assert (len(many.got[2]), many.forgotten) == (WINDOW, [])
+    assert [each.head[4] for each in ends.got[1]] == [90, 91]
+    assert (len(ends.got[2]), ends.forgotten) == (WINDOW, [])
 
-    many.lines[2].close()  # it has died
-    many.carry()
+    ends.lines[2].close()  # it has died
+    ends.carry()
 
-    assert many.forgotten == [1, 2]
+    assert ends.forgotten == [1, 2]
 
 
-def test_another_body_of_the_same_call_is_another_body(many: Many) -> None:
+def test_another_body_of_the_same_call_is_another_body(ends: Ends) -> None:
     """As where each rank has arguments of its own."""
-    for line, body in zip(many.lines.values(), (b"a", b"b", b"c"), strict=True):
-        line.send(Lane.DATA, copies(5, body * PIECE, 1)[0], many.bodies)
+    for line, body in zip(ends.lines.values(), (b"a", b"b", b"c"), strict=True):
+        line.send(Lane.DATA, copies(5, body * PIECE, 1)[0], ends.bodies)
 
-    many.carry()
+    ends.carry()
 
-    assert [content(each)[:1] for each in many.got[BODIES]] == [b"a", b"b", b"c"]
-    assert [many.got[number][0].shared for number in many.lines] == [1, 2, 3]
+    assert [content(each)[:1] for each in ends.got[BODIES]] == [b"a", b"b", b"c"]
+    assert [ends.got[number][0].shared for number in ends.lines] == [1, 2, 3]

@@ -11,16 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.processes import start_thread
+from tests.support.processes import LONG, soon, start_thread
 
 from phalanx.runtime.output.collector_main import Writer
 
 LINE = b"x" * 99 + b"\n"
-LONG = 30.0
-
-
-def soon() -> float:
-    return time.monotonic() + LONG
 
 
 def read_until(fd: int, size: int) -> bytes:
@@ -28,14 +23,6 @@ def read_until(fd: int, size: int) -> bytes:
     while len(data) < size and select.select([fd], [], [], LONG)[0]:
         data += os.read(fd, 1 << 16)
     return data
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
 
 
 @pytest.fixture(params=["pipe", "terminal", "socket", "non-blocking pipe"])

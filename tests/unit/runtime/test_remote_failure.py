@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, Self
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.runtime import RemoteFailure
 
@@ -138,7 +137,4 @@ except Mine:
 
 
 def test_an_exception_whose_class_lives_in_main_arrives_as_one_of_that_class() -> None:
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-
-    assert done.stdout == "mine\n"
+    assert run_python("-c", PROGRAM).stdout == "mine\n"

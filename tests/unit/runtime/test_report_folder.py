@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
-from tests.support.programs import run_program
 
 from phalanx.runtime.observe.crash_report import CrashReport, Lost
 from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten, WorkerLabels
@@ -151,43 +149,6 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
         ReportFolder.from_environment()
     with pytest.raises(SpecError, match="report_dir=.*cannot be written to"):
         ReportFolder.of("report_dir", "/proc/reports")
-
-
-FULL = """
-import sys
-from pathlib import Path
-from phalanx.runtime.observe.report_folder import ReportFolder
-from tests.unit.runtime.test_report_folder import report
-folder = ReportFolder(Path(sys.argv[1]))
-filler = folder.path / "filler"
-with filler.open("wb", buffering=0) as file:
-    try:
-        while True:
-            file.write(bytes(4096))
-    except OSError:
-        pass
-print(folder.write(report()).problem)
-print(sorted(path.name for path in folder.path.iterdir()))
-filler.unlink()
-print(folder.write(report()).event)
-"""
-
-
-def test_a_full_disk_is_told_leaves_no_half_file_and_harms_nothing_later(tmp_path: Path) -> None:
-    # A small disk of its own, in a mount namespace of its own.
-    mount = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
-    command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, FULL]
-
-    done = run_program(command, cwd=ROOT)
-
-    if done.returncode and ("unshare" in done.stderr or "mount:" in done.stderr):
-        pytest.skip(f"no mount namespace can be made: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "[Errno 28] No space left on device",
-        "['filler']",
-        "phalanx.report_written",
-    ]
 
 
 def test_reports_of_the_same_moment_do_not_replace_each_other(tmp_path: Path) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.runtime import (
     Payload,
@@ -28,6 +29,7 @@ from phalanx.runtime import (
 from phalanx.supervision import SpecError
 
 NAME = SnapshotName(7, 1, 4)
+Reader: TypeAlias = Callable[[], Any]
 
 
 def stamp(number: int = 7) -> Stamp:
@@ -58,44 +60,41 @@ def read(folder: SnapshotFolder, name: SnapshotName = NAME) -> Any:
         os.close(fd)
 
 
+@pytest.fixture(params=["memory", "disk"])
+def stored(
+    request: pytest.FixtureRequest, folder: SnapshotFolder
+) -> Iterator[Callable[[Any], Reader]]:
+    """Stores a value, and returns what reads it."""
+    with contextlib.ExitStack() as payloads:
+
+        def keep(value: Any) -> Reader:
+            payload = store(value, None if request.param == "memory" else folder.path)
+            payloads.callback(payload.close)
+            if request.param == "disk":
+                return partial(read, folder)
+            assert payload.file is not None
+            return partial(load_snapshot, payload.file, 0, os.fstat(payload.file).st_size)
+
+        yield keep
+
+
 @pytest.mark.parametrize(
     "value", [None, {"count": 3}, [b"x" * 100_000, bytearray(70_000)], "ü" * 50_000]
 )
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_what_is_stored_is_what_is_read(
-    folder: SnapshotFolder, value: Any, in_memory: bool
-) -> None:
-    payload = store(value, None if in_memory else folder.path)
-
-    if in_memory:
-        assert payload.file is not None
-        found = load_snapshot(payload.file, 0, os.fstat(payload.file).st_size)
-    else:
-        found = read(folder)
-    payload.close()
-    assert found == value
+def test_what_is_stored_is_what_is_read(stored: Callable[[Any], Reader], value: Any) -> None:
+    assert stored(value)() == value
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_tensors_are_read_in_place_and_can_be_written(
-    folder: SnapshotFolder, in_memory: bool
-) -> None:
+def test_tensors_are_read_in_place_and_can_be_written(stored: Callable[[Any], Reader]) -> None:
     torch = pytest.importorskip("torch")
     value = {"w": torch.arange(50_000.0), "small": torch.ones(3)}
-    payload = store(value, None if in_memory else folder.path)
-    found: Any = None
+    read = stored(value)
 
     for _ in range(2):  # what is written is the reader's own
-        if in_memory:
-            assert payload.file is not None
-            found = load_snapshot(payload.file, 0, os.fstat(payload.file).st_size)
-        else:
-            found = read(folder)
+        found = read()
         assert torch.equal(found["w"], value["w"])
         assert torch.equal(found["small"], value["small"])
         found["w"].add_(1)
-    del found
-    payload.close()
 
 
 def test_memory_cannot_be_changed_by_anybody() -> None:
@@ -203,34 +202,34 @@ def test_names_are_found_in_order_and_nothing_else_is_touched(folder: SnapshotFo
     assert {path.name for path in folder.path.iterdir()} == {"notes.txt", "cut-7.rank-1-of-4"}
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(folder: SnapshotFolder) -> None:
-    code = (
-        "import resource, sys; from pathlib import Path\n"
-        "from phalanx.runtime import Stamp, encode, store_snapshot\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "state = encode(b'x' * 100_000, 'it')\n"
-        "try: store_snapshot(state, Stamp(7, 1, 4, 2, 1.5), Path(sys.argv[1]))\n"
-        "except OSError as error: sys.exit(error.errno)\n"
-    )
-
-    done = subprocess.run([sys.executable, "-c", code, str(folder.path)], timeout=60, check=False)
-
-    assert done.returncode == errno.EFBIG
-    assert list(folder.path.iterdir()) == []
+STORES = """
+import os, resource, signal, sys
+from pathlib import Path
+from phalanx.runtime import Stamp, encode, store_snapshot
+{first}
+try:
+    store_snapshot(encode(b"x" * 100_000, "it"), Stamp(7, 1, 4, 2, 1.5), Path(sys.argv[1]))
+except OSError as error:
+    sys.exit(error.errno)
+"""
 
 
-def test_a_writer_that_is_killed_leaves_no_snapshot(folder: SnapshotFolder) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from phalanx.runtime import Stamp, encode, store_snapshot\n"
-        "os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "store_snapshot(encode(b'x' * 100_000, 'it'), Stamp(7, 1, 4, 2, 1.5), Path(sys.argv[1]))\n"
-    )
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))", errno.EFBIG),
+        ("os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+    ids=["a full disk", "a kill"],
+)
+def test_a_writer_that_is_stopped_in_the_middle_leaves_no_snapshot(
+    folder: SnapshotFolder, first: str, status: int
+) -> None:
+    done = run_python("-c", STORES.format(first=first), str(folder.path))
 
-    done = subprocess.run([sys.executable, "-c", code, str(folder.path)], timeout=60, check=False)
-
-    assert done.returncode == -signal.SIGKILL
+    assert done.returncode == status
     assert folder.names() == []
+    assert status < 0 or list(folder.path.iterdir()) == []  # it tidies up where it can
     folder.tidy()
     assert list(folder.path.iterdir()) == []
 

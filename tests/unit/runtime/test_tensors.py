@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.runtime.wire.codec import decode, encode, encode_by_value
 from phalanx.runtime.wire.tensor_reducers import land_on, reduce_tensor
@@ -175,8 +174,4 @@ def test_a_process_without_torch_reads_and_writes_without_it() -> None:
         "print(decode(encode({'a': 1}, 'x').body), 'torch' in sys.modules)"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert done.stdout.split("\n")[0] == "{'a': 1} False"
+    assert run_python("-c", code).stdout == "{'a': 1} False\n"
