@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -482,9 +480,8 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def without_event_loop() -> str:
-    command = [sys.executable, "-c", _LOSES_ITS_EVENT_LOOP]
     # Deadlines of half a minute stand behind a `close` that waits for deaths which nothing tells.
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = run_python("-c", _LOSES_ITS_EVENT_LOOP, timeout=30)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

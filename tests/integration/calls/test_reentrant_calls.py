@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -294,6 +293,25 @@ def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
         executor.call("echo", WAIT, rank=0)
 
 
+def run_interrupted(act: Callable[[], object], interrupt: Callable[[], object]) -> None:
+    """Run *act* in a thread; *interrupt* at each call that it makes, as a finalizer may be."""
+
+    def between(*_: object) -> None:
+        sys.setprofile(None)
+        interrupt()
+        sys.setprofile(between)
+
+    def run() -> None:
+        sys.setprofile(between)
+        act()
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
 def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() -> None:
     heard: list[str] = []
     ended = threading.Event()
@@ -309,22 +327,8 @@ def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() 
             raise error
 
     actor = Hearing.start()
+    run_interrupted(lambda: actor.tell("outer"), lambda: actor.tell("inner"))
 
-    def interrupt(*_: object) -> None:
-        sys.setprofile(None)
-        actor.tell("inner")
-        sys.setprofile(interrupt)
-
-    def tell() -> None:
-        sys.setprofile(interrupt)  # at each call that is made meanwhile, as a finalizer may run
-        actor.tell("outer")
-        sys.setprofile(None)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    thread.join(WAIT)
-
-    assert not thread.is_alive()
     actor.tell("end")
     assert ended.wait(WAIT)
     assert heard.count("outer") == 1
@@ -353,22 +357,13 @@ def test_callbacks_may_be_handed_over_in_the_middle_of_handing_one_over() -> Non
     ran: list[int] = []
     done = threading.Event()
 
-    def interrupt(*_: object) -> None:
-        sys.setprofile(None)
-        callbacks.run(ran.append, 2)
-        sys.setprofile(interrupt)
-
     def hand_over() -> None:
-        sys.setprofile(interrupt)  # at each call that is made meanwhile, as a finalizer may run
         callbacks.run(ran.append, 1)
         callbacks.run(done.set)
-        sys.setprofile(None)
 
-    thread = threading.Thread(target=hand_over, daemon=True)
-    thread.start()
+    run_interrupted(hand_over, lambda: callbacks.run(ran.append, 2))
 
     assert done.wait(WAIT)
-    thread.join(WAIT)
     assert ran.count(1) == 1
     assert 2 in ran
     assert [each.name for each in threading.enumerate()].count("phalanx-callbacks") == 1
@@ -604,9 +599,7 @@ time.sleep(50)
 
 
 def test_sigterm_ends_a_program_whose_executors_cannot_be_ended() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SIGTERM], capture_output=True, timeout=40, check=False
-    )
+    done = run_python("-c", SIGTERM, timeout=40)
 
     assert done.returncode == -signal.SIGTERM
 

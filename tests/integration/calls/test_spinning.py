@@ -50,16 +50,6 @@ class Waiter(Echo):
         return "passed"
 
 
-def once_begun(gate: Path, do: Callable[[], object], ranks: int = 2) -> threading.Thread:
-    """Start a thread that does it as soon as that many ranks wait at the *gate*."""
-
-    def strike() -> None:
-        wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(ranks)))
-        do()
-
-    return start_thread(strike)
-
-
 def is_asleep(task: str) -> bool:
     """Whether the kernel has the thread of that folder under ``/proc`` wait for something."""
     return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[0] == "S"
@@ -188,7 +178,12 @@ def test_what_ends_a_call_ends_the_looking(spun: Make, gate: Path, what: str) ->
         "ctrl-c": (lambda: signal.pthread_kill(main, signal.SIGINT), KeyboardInterrupt),
     }
     strike, error = strikes[what]
-    striker = once_begun(gate, strike)
+
+    def strike_once_begun() -> None:
+        wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
+        strike()
+
+    striker = start_thread(strike_once_begun)
 
     with pytest.raises(error):
         ex.collective_rpc("wait_at", WAIT, (str(gate),))
