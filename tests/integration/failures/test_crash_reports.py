@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.recovery.test_standby import spares
+from tests.support.heard import Heard
 from tests.support.options import Make
+from tests.support.rank_faults import OFTEN, wait_for_view
 
 from phalanx.actors import Executor, Limits, RestartPolicy
-from phalanx.runtime import ReportFolder, Runtime
+from phalanx.runtime import ReportFolder, Runtime, WorkerCrashed
 from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
 
 LONG = 30.0
@@ -82,7 +83,7 @@ def fates(report: Any) -> list[tuple[str, str, bool, int]]:
 
 
 def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
-    ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=Intensity(9, 60.0))
+    ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=OFTEN)
     ex.collective_rpc("echo", LONG)
 
     pid = ex.ranks[0].pid
@@ -104,7 +105,7 @@ def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
 
 
 def test_a_call_that_failed_and_answers_that_were_kept_are_told_apart(make: Make) -> None:
-    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(9, 60.0))
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, intensity=OFTEN)
 
     with pytest.raises(WorkerDied) as failed:
         ex.collective_rpc("kill_self", LONG, (1,))
@@ -136,15 +137,12 @@ def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) 
 
 def test_a_spare_that_dies_while_it_waits_has_a_report(make: Make, tmp_path: Path) -> None:
     ex = make(world_size=1, policy=RestartPolicy(standby=1, report_dir=tmp_path))
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ex.subscribe(lambda event: told.put(event) if hasattr(event, "report") else None)
-    shared = ex._group
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
+    crashes = Heard(ex, WorkerCrashed)
+    wait_for_view(ex, lambda view: view.standby == 1)
     (spare,) = spares(ex)
 
     os.kill(spare, signal.SIGKILL)
-    report = told.get(timeout=LONG).report
+    report = crashes.wait()[0].report
     ex.close()
 
     assert reports_in(tmp_path) == [report]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.integration.recovery.test_standby import spares
+from tests.support.heard import Heard
 from tests.support.options import Make, with_defaults
 from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view
@@ -146,16 +147,7 @@ def test_warm_spares_take_their_ranks_while_their_successors_wait_for_a_process(
 
 def test_a_spare_that_gets_no_process_is_tried_again_and_no_failure(make: Make, slow: Slow) -> None:
     ex = make(standby=1)
-    lost: list[str] = []
-    failed = threading.Event()
-
-    def hear(event: Any) -> None:
-        if isinstance(event, StandbyLost):
-            lost.append(event.cause)
-            if "broken" in event.cause:
-                failed.set()
-
-    ex.subscribe(hear)
+    lost = Heard(ex, StandbyLost)
     wait_for_view(ex, lambda view: view.standby == 1)
     slow.broken.touch()
     slow.end_zygote()
@@ -163,8 +155,8 @@ def test_a_spare_that_gets_no_process_is_tried_again_and_no_failure(make: Make, 
     (spare,) = spares(ex)
     os.kill(spare, signal.SIGKILL)
 
-    assert failed.wait(LONG)
-    assert lost[0] == "killed (SIGKILL)"
+    wait_until(lambda: any("broken" in event.cause for event in lost.seen))
+    assert lost.seen[0].cause == "killed (SIGKILL)"
     assert ex.collective_rpc("rank", LONG) == [0, 1, 2]
     slow.broken.unlink()
     wait_for_view(ex, lambda view: view.standby == 1)
@@ -261,7 +253,7 @@ def test_a_planned_restart_hears_of_deaths_while_it_waits_for_a_process(
     assert (status.planned, status.restarts) == (1, 1)
 
 
-def test_an_error_in_the_executors_own_thread_withdraws_what_waits_for_a_process(
+def test_an_error_in_the_executors_own_thread_ends_a_restart_and_answers_whoever_waits(
     make: Make, slow: Slow, tmp_path: Path
 ) -> None:
     ex = make(standby=1)
@@ -271,9 +263,13 @@ def test_an_error_in_the_executors_own_thread_withdraws_what_waits_for_a_process
     for rank in (0, 1):  # one waits for a process, and so does the next spare
         kill(ex, rank)
     wait_launching(ex, 1)
+    waiting = [ex.collective_rpc("rank", non_block=True), ex.call("rank", non_block=True, rank=1)]
 
     ex._group.post(len)  # a TypeError: it wants an argument
 
-    assert "the executor itself: TypeError" in str(call.exception(LONG))
+    for each in (call, *waiting):
+        error = each.exception(LONG)
+        assert isinstance(error, (WorkerDied, ExecutorClosed))
+        assert "the executor itself: TypeError" in str(error)
     assert ex.wait_closed(LONG)
     assert not slow.gate.exists()
