@@ -14,14 +14,7 @@ from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
 
-from phalanx.actors import (
-    Executor,
-    Launch,
-    Layout,
-    RestartPolicy,
-    WorkerActor,
-    WorkerContext,
-)
+from phalanx.actors import Executor, Launch, Layout, WorkerActor, WorkerContext
 from phalanx.supervision import (
     BadArguments,
     NotPicklable,
@@ -390,7 +383,7 @@ def served(limit, ranks):
         assert time.monotonic() < end, (limit, before, left())
     return found
 
-for each in ((1000, 4), (999, 60), (200, 2), (80, 2), (63, 1), (48, 1), (32, 1), (24, 1)):
+for each in ((1000, 4), (999, 60), (80, 2), (63, 1), (24, 1)):
     print(served(*each))
 """
 
@@ -404,15 +397,12 @@ def test_an_executor_has_the_descriptors_it_needs_or_is_refused_before_anything_
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     # Each rank has the soft limit that its driver had, and no more.
-    assert [told[at] for at in (0, 2, 4)] == ["[64, 64, 64, 64]", "[64, 64]", "[63]"]
-    refused = [told[at] for at in (1, 3, 5, 6, 7)]
-    assert [text.partition(" descriptors")[0] for text in refused] == [
-        "world_size=60: 1474",
-        "world_size=2: 82",
-        *["world_size=1: 58"] * 3,
-    ]
+    assert (told[0], told[3]) == ("[64, 64, 64, 64]", "[63]")
+    refused = [told[at] for at in (1, 2, 4)]
+    needed = [text.partition(" descriptors")[0] for text in refused]
+    assert needed == ["world_size=60: 1474", "world_size=2: 82", "world_size=1: 58"]
     fits = [text.partition("enough for ")[2].partition(" ")[0] for text in refused]
-    assert fits == ["40", "1", "0", "0", "0"]
+    assert fits == ["40", "1", "0"]
     assert all("ulimit -Hn" in text for text in refused)
 
 
@@ -427,8 +417,6 @@ def test_a_timeout_may_be_as_long_as_one_likes(make: Make, timeout: float) -> No
 def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
     with pytest.raises(BadArguments, match="unexpected keyword argument 'nope'"):
         Executor(StartFails, 1, kwargs={"how": "raise", "nope": 1}, launch=Launch(preload=()))
-    with pytest.raises(SpecError, match="report_dir"):
-        Executor(Echo, 1, policy=RestartPolicy(report_dir="/dev/null/x"), launch=Launch(preload=()))
 
 
 def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:
@@ -447,7 +435,7 @@ from phalanx import Executor
 from phalanx.errors import RuntimeFault
 from tests.support.workers import Echo
 
-ex = Executor(Echo, 1)
+ex = Executor(Echo, 1, launch={"preload": ()})
 calls = [ex.call(lambda _: time.sleep(600), rank=0, non_block=True) for _ in range(2)]
 for call in calls:
     call.add_done_callback(lambda _: None)  # the event loop reads for it

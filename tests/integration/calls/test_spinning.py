@@ -212,10 +212,8 @@ def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, gate: Path) 
 def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make) -> None:
     ex = spun(1)
     ex.collective_rpc("echo", WAIT)
-    pid = ex.ranks[0].pid
-    assert pid is not None
 
-    os.kill(pid, signal.SIGTERM)  # it has just been called, so it looks for the next call
+    kill(ex, 0, signal.SIGTERM)  # it has just been called, so it looks for the next call
     wait_until(lambda: ex.status().restarts == 1)
 
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1]

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter as Spans
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.support.node_engine import LocalNodes
@@ -79,10 +79,10 @@ class Traced(Echo):
 
 
 @pytest.fixture
-def spans() -> Iterator[InMemorySpanExporter]:
+def spans() -> Iterator[Spans]:
     """A provider for this process, as long as the test runs."""
     before = trace._TRACER_PROVIDER
-    exporter = InMemorySpanExporter()
+    exporter = Spans()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace._TRACER_PROVIDER = provider
@@ -99,11 +99,11 @@ def served(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def calls(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+def calls(exporter: Spans) -> list[ReadableSpan]:
     return [span for span in exporter.get_finished_spans() if span.kind is SpanKind.CLIENT]
 
 
-def awaited(exporter: InMemorySpanExporter, name: str) -> ReadableSpan:
+def awaited(exporter: Spans, name: str) -> ReadableSpan:
     """Return the last span called *name*, once it has ended on the thread that ends it."""
     deadline = time.monotonic() + LONG
     while True:
@@ -135,9 +135,7 @@ def parent(span: ReadableSpan) -> int:
     return span.parent.span_id
 
 
-def test_a_call_is_a_span_and_each_rank_a_child_of_it(
-    make: Make, spans: InMemorySpanExporter, path: Path
-) -> None:
+def test_a_call_is_a_span_and_each_rank_a_child_of_it(make: Make, spans: Spans, path: Path) -> None:
     ex = make(Traced, 2, args=(str(path),), name="traced")
 
     with trace.get_tracer("mine").start_as_current_span("request") as request:
@@ -168,7 +166,7 @@ def test_a_call_is_a_span_and_each_rank_a_child_of_it(
 
 
 def test_a_workers_own_spans_lie_within_and_so_does_its_start(
-    make: Make, spans: InMemorySpanExporter, path: Path
+    make: Make, spans: Spans, path: Path
 ) -> None:
     with trace.get_tracer("mine").start_as_current_span("set-up") as above:
         ex = make(Traced, 1, args=(str(path),))
@@ -195,7 +193,7 @@ def test_a_workers_own_spans_lie_within_and_so_does_its_start(
 )
 def test_a_call_that_fails_says_how(
     make: Make,
-    spans: InMemorySpanExporter,
+    spans: Spans,
     path: Path,
     make_call: Callable[[Any], Any],
     outcome: str,
@@ -215,9 +213,7 @@ def test_a_call_that_fails_says_how(
     Path(GATE).unlink()
 
 
-def test_a_gather_tells_which_ranks_have_no_value(
-    make: Make, spans: InMemorySpanExporter, path: Path
-) -> None:
+def test_a_gather_tells_which_ranks_have_no_value(make: Make, spans: Spans, path: Path) -> None:
     ex = make(Traced, 2, args=(str(path),), strategy=Strategy.ONE_FOR_ONE)
 
     ex.gather("kill_self", LONG, (1,))
@@ -229,7 +225,7 @@ def test_a_gather_tells_which_ranks_have_no_value(
 
 
 def test_futures_streams_tells_and_awaits_end_their_spans_once(
-    make: Make, spans: InMemorySpanExporter, path: Path
+    make: Make, spans: Spans, path: Path
 ) -> None:
     ex = make(Traced, 1, args=(str(path),))
 
@@ -261,7 +257,7 @@ def test_futures_streams_tells_and_awaits_end_their_spans_once(
 
 
 def test_a_death_is_an_event_of_the_call_and_the_restart_links_to_it(
-    make: Make, spans: InMemorySpanExporter, path: Path
+    make: Make, spans: Spans, path: Path
 ) -> None:
     ex = make(Traced, 2, args=(str(path),), name="healing", intensity=Intensity(9, 60.0))
 
@@ -296,7 +292,7 @@ def test_a_death_is_an_event_of_the_call_and_the_restart_links_to_it(
 
 
 def test_a_second_death_belongs_to_the_restart_that_is_under_way(
-    spans: InMemorySpanExporter,
+    spans: Spans,
 ) -> None:
     def of(rank: int) -> Any:
         made = told.call("step", Shape.SINGLE, 1, rank, is_stream=False)
@@ -320,9 +316,7 @@ def test_a_second_death_belongs_to_the_restart_that_is_under_way(
     assert [event.name for event in restart.events] == ["phalanx.rank_died"] * 2
 
 
-def test_a_start_that_fails_ends_its_spans_with_the_reason(
-    make: Make, spans: InMemorySpanExporter
-) -> None:
+def test_a_start_that_fails_ends_its_spans_with_the_reason(make: Make, spans: Spans) -> None:
     with pytest.raises(StartFailed):
         make(StartFails, 1, args=("raise",))
 
@@ -330,7 +324,7 @@ def test_a_start_that_fails_ends_its_spans_with_the_reason(
 
 
 def test_what_is_not_sampled_is_not_sampled_in_the_worker_either(
-    make: Make, spans: InMemorySpanExporter, path: Path
+    make: Make, spans: Spans, path: Path
 ) -> None:
     trace._TRACER_PROVIDER = TracerProvider(sampler=ALWAYS_OFF)
     ex = make(Traced, 1, args=(str(path),))
@@ -350,9 +344,7 @@ def test_without_a_provider_nothing_travels(make: Make, path: Path) -> None:
     assert context.get_current() == {}
 
 
-def test_an_exception_in_a_worker_is_recorded_there(
-    make: Make, spans: InMemorySpanExporter, path: Path
-) -> None:
+def test_an_exception_in_a_worker_is_recorded_there(make: Make, spans: Spans, path: Path) -> None:
     ex = make(Traced, 1, args=(str(path),))
 
     with pytest.raises(ValueError):
@@ -385,7 +377,7 @@ with Runtime(console=None, stream=False) as runtime:
 
 
 def test_the_spans_of_ranks_on_several_nodes_are_children_of_their_call(
-    runtime: Runtime, spans: InMemorySpanExporter, path: Path
+    runtime: Runtime, spans: Spans, path: Path
 ) -> None:
     cluster = LocalNodes(ranks_per_node=1, node_timeout=LONG)
     given: dict[str, Any] = {"cluster": cluster, "devices": "cpu", "launch": Launch(preload=())}

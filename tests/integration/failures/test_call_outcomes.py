@@ -86,13 +86,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
 @pytest.mark.parametrize("shape", CALLS)
-def test_a_call_in_which_a_rank_dies_fails_or_is_made_again(
-    make: Make, shape: str, strategy: Strategy
-) -> None:
+def test_a_call_in_which_a_rank_dies_fails_or_is_made_again(make: Make, shape: str) -> None:
     call = CALLS[shape]
-    once, again = make(Mortal, strategy=strategy), make(Mortal, strategy=strategy)
+    once, again = make(Mortal), make(Mortal)
 
     with pytest.raises(WorkerDied) as caught:
         call(once, "die_first")

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.recovery.test_standby import spares
 from tests.support.heard import Heard
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN, wait_for_view
+from tests.support.rank_faults import OFTEN, kill, wait_for_view
 
 from phalanx.actors import Executor, Limits, RestartPolicy
 from phalanx.runtime import ReportFolder, Runtime, WorkerCrashed
@@ -86,13 +86,11 @@ def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
     ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=OFTEN)
     ex.collective_rpc("echo", LONG)
 
-    pid = ex.ranks[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # so that it does not die before all calls are made
+    kill(ex, 0, signal.SIGSTOP)  # so that it does not die before all calls are made
     again: dict[str, Any] = {"retries": 3}
     futures = [ex.collective_rpc("kill_self", args=(0,), non_block=True, **again)]
     futures += [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(5)]
-    os.kill(pid, signal.SIGCONT)
+    kill(ex, 0, signal.SIGCONT)
     answers = [future.result(LONG) for future in futures]
 
     assert answers == [[2], *([n] for n in range(5))]

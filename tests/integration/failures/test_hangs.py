@@ -129,9 +129,7 @@ def test_a_rank_that_asked_to_be_traced_and_was_stopped_is_hung(make: Make) -> N
 
 def test_a_rank_that_was_stopped_while_idle_is_found_by_the_next_call(make: Make) -> None:
     ex = make(limits=Limits(stopped=0.5))
-    pid = ex.ranks[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    kill(ex, 0, signal.SIGSTOP)
 
     assert ex.collective_rpc("rank", LONG, retries=1) == [0]
     wait_healed(ex)  # it goes on for its stacks, and may answer before it ends
@@ -214,18 +212,6 @@ def test_a_call_that_timed_out_keeps_its_limit(make: Make) -> None:
 
     assert ex.collective_rpc("rank", LONG) == [0]
     assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
-
-
-def test_only_the_rank_that_hangs_is_replaced_under_one_for_one(make: Make) -> None:
-    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, hang_after=0.5)
-    pids = [info.pid for info in ex.ranks]
-
-    outcomes = ex.gather("hang", LONG, ("loop", None, 1))
-
-    assert [outcome.kind for outcome in outcomes] == ["ok", "dead"]
-    assert ex.collective_rpc("rank", LONG) == [0, 1]
-    assert ex.ranks[0].pid == pids[0]
-    assert ex.ranks[1].pid != pids[1]
 
 
 def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -159,9 +158,8 @@ def test_a_survivor_in_the_middle_of_a_message_is_replaced_and_those_that_wait_f
     ex = make(world_size, worker=Sender, policy=RestartPolicy(leave_within=LONG))
     before = pids(ex)
     busy = reduce_for_ever(ex, tmp_path / "begun")
-    assert before[1] is not None
     wait_until(lambda: written(before[1]) > 16 << 20)  # it has begun, and goes on
-    os.kill(before[1], signal.SIGSTOP)
+    kill(ex, 1, signal.SIGSTOP)
 
     kill(ex, 1)
 
