@@ -128,8 +128,8 @@ def test_hangs_and_stops_end_by_themselves_or_by_a_limit(runtime: Runtime) -> No
 
 
 def test_the_processes_around_the_ranks_may_die_too() -> None:
-    faults = ("kill:zygote", "kill:logs", "kill:standby")
-    faults += ("kill:group", "stop:zygote", "kill:guardian")
+    helpers = ("kill:zygote", "kill:logs", "kill:standby")
+    faults = (*helpers, "kill:group", "stop:zygote", "kill:guardian")
     schedule = in_turn(*faults, gap=0.3, seconds=0.3)
 
     result = run_chaos(targets.with_a_spare, duration=3.0, schedule=schedule, seed=4)

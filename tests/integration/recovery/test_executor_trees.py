@@ -59,8 +59,8 @@ def grow() -> Iterator[Grow]:
     trees: list[Supervisor] = []
 
     def build(*children: ChildSpec | SupervisorSpec, **options: Any) -> Supervisor:
-        spec = SupervisorSpec("root", children=children, **{"intensity": OFTEN, **options})
-        trees.append(Supervisor(spec))
+        options.setdefault("intensity", OFTEN)
+        trees.append(Supervisor(SupervisorSpec("root", children=children, **options)))
         return trees[-1]
 
     yield build
