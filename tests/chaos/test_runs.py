@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,8 @@ from phalanx.actors import POINTS, Executor, installed
 from phalanx.chaos import (
     Chaos,
     ChaosResult,
-    Progress,
     Target,
     driver_process,
-    load_run,
     run_chaos,
 )
 from phalanx.chaos.history.events import (
@@ -256,36 +252,6 @@ def test_an_error_that_no_fault_explains_is_told(
     result = run_chaos(target, plan)
 
     assert {violation.invariant for violation in result.violations} == {"right_answers"}
-
-
-def test_a_record_tells_the_same_as_the_run(runtime: Runtime, tmp_path: Path) -> None:
-    plan = Chaos(duration=2.0, rate=2.0, seed=6, record=tmp_path / "run")
-    result = run_chaos(targets.Quiet(runtime), plan)
-
-    again = load_run(tmp_path / "run")
-
-    assert again.history == result.history
-    assert again.plan.planned == plan.planned
-    assert again.render() == result.render()
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["seed"] == 6
-
-
-def test_a_run_can_be_ended_early(runtime: Runtime) -> None:
-    stop = threading.Event()
-    seen: list[Progress] = []
-
-    def on_progress(progress: Progress) -> None:
-        seen.append(progress)
-        if progress.calls:
-            stop.set()
-
-    plan = Chaos(duration=600.0, schedule=in_turn("kill", first=500.0))
-    result = run_chaos(targets.Quiet(runtime), plan, on_progress=on_progress, interrupt=stop)
-
-    assert result.interrupted
-    assert result.violations == ()
-    assert "(interrupted)" in result.render()
-    assert seen[-1].state == "serving"
 
 
 # --- mistakes -----------------------------------------------------------------------------

@@ -376,27 +376,9 @@ def test_nothing_that_is_good_is_an_error_and_no_new_beginning(make: Make, tmp_p
     assert make(checkpoint=resume).collective_rpc("get", LONG) == [1, 1]
 
 
-def test_a_folder_has_one_executor(make: Make, tmp_path: Path) -> None:
-    policy = CheckpointPolicy(where=tmp_path / "states")
-    first = make(checkpoint=policy)
-
-    with pytest.raises(SpecError, match="another executor"):
-        make(checkpoint=policy).close()
-    first.close()
-    make(checkpoint=policy).close()
-
-
-def test_the_folder_and_the_numbers_are_checked_when_the_spec_is_built(
-    make: Make, tmp_path: Path
-) -> None:
-    public = tmp_path / "public"
-    public.mkdir(mode=0o755)
-    file = tmp_path / "file"
-    file.touch()
-
-    for where, why in ((public, "chmod 700"), (file, "where"), ("/proc/x", "where")):
-        with pytest.raises(SpecError, match=why):
-            make(checkpoint=CheckpointPolicy(where=where))
+def test_the_folder_and_the_numbers_are_checked_when_the_spec_is_built(make: Make) -> None:
+    with pytest.raises(SpecError, match="where"):
+        make(checkpoint=CheckpointPolicy(where="/proc/x"))
     wrongs: tuple[dict[str, Any], ...] = (
         {"every_calls": 0},
         {"every_calls": 1.5},

@@ -357,18 +357,17 @@ class Marker(Echo):
         self.gated(f"{mark}.never")
 
 
-def down_long(make: Make, strategy: Strategy) -> Executor[Any]:
+def down_long(make: Make) -> Executor[Any]:
     """Return one rank that is not started again for long."""
     backoff = BackOff(initial=LONG, maximum=LONG, jitter=0.0)
-    return make(Marker, 1, strategy=strategy, policy=RestartPolicy(backoff=backoff))
+    return make(Marker, 1, policy=RestartPolicy(backoff=backoff))
 
 
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE])
 @pytest.mark.parametrize("way", ["collective", "single", "pool"])
 def test_a_call_that_had_begun_and_waits_to_be_sent_again_has_been_sent(
-    make: Make, tmp_path: Path, strategy: Strategy, way: str
+    make: Make, tmp_path: Path, way: str
 ) -> None:
-    ex = down_long(make, strategy)
+    ex = down_long(make)
     mark = tmp_path / "begun"
     terms: dict[str, Any] = {"timeout": SHORT, "retries": 1, "args": (str(mark),)}
     ways: dict[str, Callable[[], Any]] = {
@@ -391,7 +390,7 @@ def test_a_call_that_had_begun_and_waits_to_be_sent_again_has_been_sent(
 
 
 def test_a_call_that_no_rank_had_begun_has_never_been_sent(make: Make) -> None:
-    ex = down_long(make, Strategy.ONE_FOR_ALL)
+    ex = down_long(make)
     kill(ex)
     wait_until(lambda: ex.status().state == "waiting")
 

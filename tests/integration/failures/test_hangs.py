@@ -17,7 +17,7 @@ import pytest
 from tests.support.freezer import Freezer
 from tests.support.hanging_workers import StopsInStart, Stuck, StuckTogether
 from tests.support.options import Make
-from tests.support.processes import is_alive, start_thread, wait_until
+from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_stopped
 from tests.support.workers import Echo, StartFails
 
@@ -212,17 +212,6 @@ def test_a_call_that_timed_out_keeps_its_limit(make: Make) -> None:
 
     assert ex.collective_rpc("rank", LONG) == [0]
     assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
-
-
-def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:
-    ex = make(hang_after=0.5)
-    child = ex.call("grandchild", LONG, kwargs={"daemon": True}, rank=0)
-
-    with pytest.raises(WorkerDied):
-        ex.collective_rpc("hang", LONG, ("native",))
-    assert ex.collective_rpc("rank", LONG) == [0]
-
-    assert not is_alive(child)
 
 
 def test_a_start_that_hangs_says_where(make: Make) -> None:

@@ -36,6 +36,8 @@ from phalanx.supervision import (
 )
 
 LONG = 60.0
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:533] closed"
+CUDA = "CUDA error: unknown error"
 
 
 def total(value: float) -> float:
@@ -361,10 +363,8 @@ def test_what_gloo_raises_when_its_group_breaks_has_the_group_formed_anew(group:
     assert "the process group is broken: rank 1 raised" in str(ex.status().reports[-1].reason)
 
 
-@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize(
-    "text",
-    ["[../third_party/gloo/gloo/transport/tcp/pair.cc:533] closed", "CUDA error: unknown error"],
+    ("ranks", "text"), [((0,), CLOSED), ((1,), CUDA), ((0, 1), CLOSED), ((0, 1), CUDA)]
 )
 def test_a_call_with_retries_is_made_again_by_the_group_that_is_formed_anew_for_its_error(
     group: Make, ranks: tuple[int, ...], text: str
@@ -490,16 +490,13 @@ def test_a_state_that_one_rank_cannot_give_counts_as_its_refusal(group: Make) ->
     assert calls[1].result(LONG) == [6.0, 6.0]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_exception_for_which_the_decider_ends_a_rank_reaches_the_caller(
-    group: Make, size: int
-) -> None:
-    ex = group(size, policy=RestartPolicy(decider=Decider((Rule(ValueError, Directive.RESTART),))))
+def test_the_exception_for_which_the_decider_ends_a_rank_reaches_the_caller(group: Make) -> None:
+    ex = group(3, policy=RestartPolicy(decider=Decider((Rule(ValueError, Directive.RESTART),))))
 
-    for turn in range(size):
+    for turn in range(3):
         with pytest.raises(ValueError, match=f"rank {turn} does not like it"):
-            ex.collective_rpc("add", LONG, (1.0,), {"before": turn})
-        assert ex.collective_rpc("add", LONG, (2.0,)) == [2.0 * size] * size
+            add(ex, 1.0, before=turn).result(LONG)
+        assert ex.collective_rpc("add", LONG, (2.0,)) == [6.0] * 3
 
 
 def test_a_refusal_while_the_group_restarts_is_followed_by_no_wrong_answer(group: Make) -> None:
