@@ -91,24 +91,6 @@ def test_every_answered_call_is_in_the_state_that_is_given_back(
     assert "snapshot" in ex.status().reports[-1].checkpoint
 
 
-def test_a_call_that_is_made_again_is_counted_once(make: Make, tmp_path: Path) -> None:
-    ex = make()
-    add(ex)
-
-    # What ranks elsewhere have begun is known here by and by: they say so themselves.
-    gate = tmp_path / "never"
-    future = ex.collective_rpc("add_gated", args=(str(gate),), non_block=True)
-    wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
-    kill(ex, 0)
-    with pytest.raises(WorkerDied):
-        future.result(LONG)
-
-    assert ex.collective_rpc("get", LONG) == [1, 1]
-    for number in range(2, 6):
-        kill(ex, number % 2)
-        assert ex.collective_rpc("add", LONG, retries=5) == [number] * 2
-
-
 def test_what_a_rank_stored_with_a_call_that_was_never_answered_is_void(
     make: Make, tmp_path: Path
 ) -> None:

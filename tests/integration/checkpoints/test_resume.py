@@ -35,7 +35,6 @@ from phalanx.supervision import (
     ChildSpec,
     Decider,
     Directive,
-    Intensity,
     Rule,
     Strategy,
     SupervisorSpec,
@@ -43,6 +42,12 @@ from phalanx.supervision import (
 )
 
 USUAL = {"worker": Counter, "intensity": OFTEN}
+
+
+def saver_child(runtime: Runtime, where: Path | None = None) -> ChildSpec:
+    options: Any = {"launch": Launch(preload=(), transport=TRANSPORT), "runtime": runtime}
+    policy = CheckpointPolicy(every_calls=1, where=where)
+    return worker_child("saver", Counter, checkpoint=policy, **options)
 
 
 def test_a_killed_driver_loses_no_answered_call(tmp_path: Path) -> None:
@@ -121,32 +126,18 @@ def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: 
     assert [count for count, _, _ in states(ex)] == [2, 2]
 
 
-@pytest.mark.parametrize("where", ["memory", "folder"])
 def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
-    tmp_path: Path, runtime: Runtime, where: str
+    tmp_path: Path, runtime: Runtime
 ) -> None:
-    folder = None if where == "memory" else tmp_path / "states"
-    child = worker_child(
-        "counter",
-        Counter,
-        launch=Launch(preload=(), transport=TRANSPORT),
-        runtime=runtime,
-        checkpoint=CheckpointPolicy(every_calls=1, where=folder),
-    )
-    spec = SupervisorSpec(id="root", children=[child], intensity=Intensity(100, 60))
-    with Supervisor(spec) as tree:
+    child = saver_child(runtime, where=tmp_path / "states")
+    with Supervisor(SupervisorSpec("root", children=[child], intensity=OFTEN)) as tree:
         for number in range(1, 4):
-            ex = executor(tree, "counter")
+            ex = executor(tree, "saver")
             assert ex.call("add", LONG, rank=0) == number
             kill(ex, 0)
             assert ex.wait_closed(LONG)
 
-        assert executor(tree, "counter").call("state", LONG, rank=0)[:2] == (3, [3])
-
-
-def saver_child(runtime: Runtime) -> ChildSpec:
-    options: Any = {"launch": Launch(preload=(), transport=TRANSPORT), "runtime": runtime}
-    return worker_child("saver", Counter, checkpoint=CheckpointPolicy(every_calls=1), **options)
+        assert executor(tree, "saver").call("state", LONG, rank=0)[:2] == (3, [3])
 
 
 def test_the_states_of_instances_that_are_gone_are_given_back(runtime: Runtime) -> None:
@@ -167,7 +158,7 @@ def test_the_states_of_instances_that_are_gone_are_given_back(runtime: Runtime) 
 def test_two_trees_of_one_spec_leave_each_other_alone_and_keep_their_states_apart(
     runtime: Runtime,
 ) -> None:
-    spec = SupervisorSpec("root", children=[saver_child(runtime)], intensity=Intensity(9, 60))
+    spec = SupervisorSpec("root", children=[saver_child(runtime)], intensity=OFTEN)
     with Supervisor(spec) as one, Supervisor(spec) as other:
         first, before = executor(one, "saver"), executor(other, "saver")
         assert first.name == before.name == "root/saver"

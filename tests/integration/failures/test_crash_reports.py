@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.recovery.test_standby import spares
-from tests.support.heard import Heard
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN, kill, wait_for_view
+from tests.support.rank_faults import OFTEN, kill
 
 from phalanx.actors import Executor, Limits, RestartPolicy
-from phalanx.runtime import ReportFolder, Runtime, WorkerCrashed
+from phalanx.runtime import ReportFolder, Runtime
 from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
 
 LONG = 30.0
@@ -131,21 +128,3 @@ def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) 
         *[("echo", "failed", False, 0)] * 3,
     ]
     assert (report.decision, report.waiting) == ("give up", 0)
-
-
-def test_a_spare_that_dies_while_it_waits_has_a_report(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, policy=RestartPolicy(standby=1, report_dir=tmp_path))
-    crashes = Heard(ex, WorkerCrashed)
-    wait_for_view(ex, lambda view: view.standby == 1)
-    (spare,) = spares(ex)
-
-    os.kill(spare, signal.SIGKILL)
-    report = crashes.wait()[0].report
-    ex.close()
-
-    assert reports_in(tmp_path) == [report]
-    assert report.rank is None
-    assert report.child.endswith("/standby")
-    assert str(report.reason) == "killed (SIGKILL)"
-    assert report.decision == "replace the spare"
-    assert (ex.status().restarts, ex.status().reports) == (0, ())

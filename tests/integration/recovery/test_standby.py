@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from tests.support.heard import Heard
 from tests.support.options import Make
+from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
 from tests.support.standby_workers import Warm
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Launch
+from phalanx.actors import Executor, Launch, RestartPolicy
 from phalanx.actors.group.standby import StandbyLost
-from phalanx.runtime import usable_processors
+from phalanx.runtime import ReportFolder, WorkerCrashed, usable_processors
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity, SpecError, Strategy
 
@@ -94,21 +95,28 @@ def test_arguments_of_a_rank_reach_a_spare_without_the_hook(make: Make) -> None:
     assert (who["pid"], who["extra"]) == (spare, {"mine": 1})
 
 
-def test_a_spare_that_dies_while_it_waits_is_replaced_and_no_failure(make: Make) -> None:
-    ex = make()
-    lost = Heard(ex, StandbyLost)
+def test_a_spare_that_dies_while_it_waits_is_replaced_and_reported_and_no_failure(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(policy=RestartPolicy(report_dir=tmp_path))
+    crashes, lost = Heard(ex, WorkerCrashed), Heard(ex, StandbyLost)
     wait_warm(ex)
     (spare,) = spares(ex)
 
     os.kill(spare, signal.SIGKILL)
-    wait_for_view(ex, lambda view: view.standby == 0)
+    report = crashes.wait()[0].report
+    wait_until(lambda: spares(ex) not in ([], [spare]))
     wait_warm(ex)
 
-    assert spares(ex) != [spare]
     status = ex.status()
     assert (status.restarts, status.restarts_in_window, status.reports) == (0, 0, ())
     told = [(event.pid, event.cause, event.wait) for event in lost.seen]
     assert told == [(spare, "killed (SIGKILL)", 0.0)]
+    assert (report.rank, report.decision) == (None, "replace the spare")
+    assert report.child.endswith("/standby")
+    assert str(report.reason) == "killed (SIGKILL)"
+    ex.close()
+    assert [each.report for each in ReportFolder(tmp_path).read()] == [report]
 
 
 @pytest.mark.parametrize("how", ["raise", "die"])
