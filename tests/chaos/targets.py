@@ -1,4 +1,4 @@
-"""What the tests of chaos runs are pointed at."""
+"""What the tests of chaos runs are pointed at, and what is to strike it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,28 @@ from phalanx.actors import (
     WorkerContext,
     executor_child,
 )
+from phalanx.chaos import Schedule, ScheduledFault
+from phalanx.chaos.nemesis.catalog import FaultPattern
 from phalanx.runtime import Runtime
 from phalanx.supervision import Intensity, Strategy, Supervisor, SupervisorSpec
+
+
+def in_turn(*patterns: str, first: float = 0.2, gap: float = 0.4, seconds: float = 0.0) -> Schedule:
+    """Return a schedule of faults written ``fault:target@point``, *gap* seconds apart."""
+    return Schedule(
+        tuple(
+            ScheduledFault(
+                number=number + 1,
+                at=first + gap * number,
+                fault=each.fault,
+                target=each.target or "random",
+                point=each.point or "",
+                seconds=seconds,
+                draw=(number * 0.37) % 1,
+            )
+            for number, each in enumerate(map(FaultPattern.of, patterns))
+        )
+    )
 
 
 def build(world_size: int = 2, **options: Any) -> Executor[Any]:

@@ -36,6 +36,11 @@ def remains(pids: Iterable[int], before: set[str]) -> list[str]:
     return [*(str(pid) for pid in pids if procfs.read(pid)), *(traces() - before)]
 
 
+def assert_ended_by_sigterm(driver: Driver) -> None:
+    assert driver.wait() == -signal.SIGTERM
+    assert "Traceback" not in driver.stderr
+
+
 def test_classes_and_values_of_main_keep_their_identity(drive: Any) -> None:
     driver = drive("dying_driver", "values")
 
@@ -80,8 +85,7 @@ def test_sigterm_to_every_process_at_once_loses_no_call(drive: Any, gate: Path) 
     gate.touch()
 
     assert driver.expect("answer") == ["released", "released"]
-    assert driver.wait() == -signal.SIGTERM
-    assert "Traceback" not in driver.stderr
+    assert_ended_by_sigterm(driver)
     assert "crashed" not in driver.stderr
 
 
@@ -112,8 +116,7 @@ def test_sigterm_lets_the_call_in_flight_end_and_those_that_wait_for_their_turn(
     gate.touch()
 
     assert driver.expect("answers") == [["released", "released"], [0, 1]]
-    assert driver.wait() == -signal.SIGTERM
-    assert "Traceback" not in driver.stderr
+    assert_ended_by_sigterm(driver)
 
 
 def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: Any) -> None:
@@ -122,8 +125,7 @@ def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: A
 
     driver.send(signal.SIGTERM)
 
-    assert driver.wait() == -signal.SIGTERM
-    assert "Traceback" not in driver.stderr
+    assert_ended_by_sigterm(driver)
 
 
 def test_a_program_that_has_ended_within_its_grace_ends_by_sigterm_all_the_same(
@@ -137,8 +139,7 @@ def test_a_program_that_has_ended_within_its_grace_ends_by_sigterm_all_the_same(
     time.sleep(0.2)
     gate.touch()
 
-    assert driver.wait() == -signal.SIGTERM
-    assert "Traceback" not in driver.stderr
+    assert_ended_by_sigterm(driver)
 
 
 def test_sigterm_waits_for_a_call_no_longer_than_the_policy_says(drive: Any) -> None:
@@ -147,8 +148,7 @@ def test_sigterm_waits_for_a_call_no_longer_than_the_policy_says(drive: Any) -> 
 
     driver.send(signal.SIGTERM)
 
-    assert driver.wait() == -signal.SIGTERM
-    assert "Traceback" not in driver.stderr
+    assert_ended_by_sigterm(driver)
     assert not any("answer" in said for said in driver.said)
 
 
@@ -239,21 +239,6 @@ def test_the_programs_own_children_are_left_to_it(drive: Any) -> None:
         "status": 7,
         "ranks": [0, 1],
     }
-    assert driver.wait() == 0
-
-
-def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, gate: Path) -> None:
-    driver = drive("dying_driver", "stopped", str(gate))
-    driver.expect("calling")
-
-    driver.send(signal.SIGSTOP)
-    time.sleep(1.0)
-    gate.touch()
-    time.sleep(0.5)
-    driver.send(signal.SIGCONT)
-
-    assert driver.expect("answer") == ["released", "released"]
-    assert driver.expect("restarts") == 0
     assert driver.wait() == 0
 
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.chaos import targets
+from tests.chaos.targets import in_turn
 
 from phalanx.actors import POINTS, Executor, installed
 from phalanx.chaos import (
-    FAULTS,
-    TARGETS,
     Chaos,
     ChaosResult,
-    Fault,
-    Progress,
-    Schedule,
-    ScheduledFault,
     Target,
     driver_process,
-    load_run,
     run_chaos,
 )
 from phalanx.chaos.history.events import (
@@ -36,9 +28,8 @@ from phalanx.chaos.history.events import (
     GroupEnded,
     RankDied,
 )
-from phalanx.chaos.nemesis.catalog import FaultPattern
 from phalanx.cli import main
-from phalanx.runtime import Runtime, find_gpus
+from phalanx.runtime import Runtime
 from phalanx.supervision import (
     ExecutorClosed,
     Intensity,
@@ -55,23 +46,6 @@ def struck(result: ChaosResult) -> set[tuple[str, str]]:
     return {(each.fault, each.point) for each in result.history.every(FaultInjected)}
 
 
-def at_once(*strikes: tuple[str, str, str], gap: float = 0.4, **fields: Any) -> Schedule:
-    return Schedule(
-        tuple(
-            ScheduledFault(
-                number=i + 1,
-                at=0.2 + gap * i,
-                fault=fault,
-                target=target,
-                point=point,
-                seconds=fields.get("seconds", 0.0),
-                draw=(i * 0.37) % 1,
-            )
-            for i, (fault, target, point) in enumerate(strikes)
-        )
-    )
-
-
 # --- runs that hold -----------------------------------------------------------------------
 
 
@@ -79,11 +53,8 @@ def test_hangs_that_wait_behind_a_hang_are_not_begun_after_the_end(runtime: Runt
     def build() -> Any:
         return targets.Quiet(runtime, 1)(), targets.calling_in_rows
 
-    hangs = tuple(
-        ScheduledFault(number=i + 1, at=0.3, fault="hang", target="0", seconds=1.0)
-        for i in range(9)
-    )
-    result = run_chaos(build, duration=2.5, callers=1, call_timeout=0.5, schedule=Schedule(hangs))
+    hangs = in_turn(*["hang:0"] * 9, gap=0.0, seconds=1.0)
+    result = run_chaos(build, duration=2.5, callers=1, call_timeout=0.5, schedule=hangs)
 
     assert result.violations == ()
     assert result.faults[0].done < 6  # three take place within its time
@@ -94,7 +65,7 @@ def test_a_rank_that_stays_up_records_its_calls_under_the_epoch_they_were_sent_i
 ) -> None:
     target = targets.Quiet(runtime, strategy=Strategy.REST_FOR_ONE)
 
-    result = run_chaos(target, duration=1.0, schedule=at_once(("kill", "1", "")))
+    result = run_chaos(target, duration=1.0, schedule=in_turn("kill:1"))
 
     sent = {each.wire: each.epoch for each in result.history.every(CallSent)}
     shapes = {each.call: each.shape for each in result.history.every(CallIssued)}
@@ -107,7 +78,7 @@ def test_a_rank_that_stays_up_records_its_calls_under_the_epoch_they_were_sent_i
 
 def test_kills_lose_nothing_where_survivors_are_kept(torch_runtime: Runtime) -> None:
     target = targets.Reducing(torch_runtime, "keep")
-    schedule = at_once(("kill", "0", ""), ("kill", "1", ""), gap=2.0)
+    schedule = in_turn("kill:0", "kill:1", gap=2.0)
 
     result = run_chaos(target, duration=4.5, schedule=schedule, callers=2)
 
@@ -121,7 +92,7 @@ def test_a_fault_at_each_moment_is_struck_there(runtime: Runtime) -> None:
     missing = set(POINTS)
     for seed in range(1, 6):  # on a busy machine the time may be up before the last of them
         points = [point for point in points if point in missing]
-        schedule = at_once(*(("kill", "random", point) for point in points), gap=0.5)
+        schedule = in_turn(*(f"kill@{point}" for point in points), gap=0.5)
         result = run_chaos(targets.Quiet(runtime), duration=6.0, schedule=schedule, seed=seed)
         assert result.violations == ()
         missing -= {point for _, point in struck(result)}
@@ -132,10 +103,9 @@ def test_a_fault_at_each_moment_is_struck_there(runtime: Runtime) -> None:
 
 def test_faults_that_a_worker_does_to_itself_are_done(runtime: Runtime) -> None:
     names = ["segv", "exit", "raise", "memory", "slow", "grandchild", "start_raise"]
-    schedule = at_once(*((name, "random", "") for name in names), gap=0.3)
-    runtime_target = targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE)
+    target = targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE)
 
-    result = run_chaos(runtime_target, duration=3.5, schedule=schedule, seed=2)
+    result = run_chaos(target, duration=3.5, schedule=in_turn(*names, gap=0.3), seed=2)
 
     assert result.violations == ()
     assert {fault for fault, _ in struck(result)} == set(names)
@@ -144,51 +114,28 @@ def test_faults_that_a_worker_does_to_itself_are_done(runtime: Runtime) -> None:
 
 
 def test_hangs_and_stops_end_by_themselves_or_by_a_limit(runtime: Runtime) -> None:
-    schedule = at_once(
-        *(("hang", "0", ""), ("stop", "random", ""), ("slow", "group", "")),
-        seconds=1.2,
-    )
-    result = run_chaos(
-        targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE),
-        duration=3.0,
-        schedule=schedule,
-        seed=3,
-        call_timeout=0.5,
-    )
+    schedule = in_turn("hang:0", "stop", "slow:group", seconds=1.2)
+    target = targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE)
+
+    result = run_chaos(target, duration=3.0, schedule=schedule, seed=3, call_timeout=0.5)
 
     assert result.violations == ()
     assert any("unresponsive" in died.reason for died in result.history.every(RankDied))
 
 
 def test_the_processes_around_the_ranks_may_die_too() -> None:
-    aims = (
-        "kill:zygote",
-        "kill:logs",
-        "kill:standby",
-        "kill:group",
-        "stop:zygote",
-        "kill:guardian",
-    )
-    schedule = Schedule(
-        tuple(
-            ScheduledFault(
-                number=i + 1,
-                at=0.3 * (i + 1),
-                fault=FaultPattern.of(text).fault,
-                target=FaultPattern.of(text).target or "group",
-                seconds=0.3,
-            )
-            for i, text in enumerate(aims)
-        )
-    )
+    helpers = ("kill:zygote", "kill:logs", "kill:standby")
+    faults = (*helpers, "kill:group", "stop:zygote", "kill:guardian")
+    schedule = in_turn(*faults, gap=0.3, seconds=0.3)
+
     result = run_chaos(targets.with_a_spare, duration=3.0, schedule=schedule, seed=4)
 
     assert result.violations == ()
-    assert len(result.history.every(FaultInjected)) >= len(aims)
+    assert len(result.history.every(FaultInjected)) >= len(faults)
 
 
 def test_the_groups_of_a_tree_are_struck_like_any_other() -> None:
-    schedule = at_once(*[("kill", "random", "")] * 4, gap=0.3)
+    schedule = in_turn(*["kill"] * 4, gap=0.3)
 
     result = run_chaos(targets.tree, duration=3.0, schedule=schedule)
 
@@ -197,7 +144,7 @@ def test_the_groups_of_a_tree_are_struck_like_any_other() -> None:
 
 
 def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
-    schedule = at_once(("kill", "store", ""), ("kill", "0", ""))
+    schedule = in_turn("kill:store", "kill:0")
     target = targets.Reducing(torch_runtime)
 
     result = run_chaos(target, duration=3.0, schedule=schedule, callers=2)
@@ -209,7 +156,7 @@ def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
 def test_an_exception_before_the_operation_of_one_rank_breaks_nothing(
     torch_runtime: Runtime,
 ) -> None:
-    schedule = at_once(("raise_before", "0", ""), ("raise_before", "1", ""), gap=0.5)
+    schedule = in_turn("raise_before:0", "raise_before:1", gap=0.5)
     target = targets.Reducing(torch_runtime)
 
     result = run_chaos(target, duration=4.0, schedule=schedule, callers=2)
@@ -220,10 +167,10 @@ def test_an_exception_before_the_operation_of_one_rank_breaks_nothing(
 
 
 def test_a_driver_may_be_killed_at_a_moment_of_its_own_or_of_a_worker() -> None:
-    schedule = at_once(
-        ("kill", "driver", "before_send"),
-        ("stop", "driver", "running"),
-        ("kill", "driver", "after_reply"),
+    schedule = in_turn(
+        "kill:driver@before_send",
+        "stop:driver@running",
+        "kill:driver@after_reply",
         gap=1.2,
         seconds=0.2,
     )
@@ -246,7 +193,7 @@ def test_a_fault_that_killed_a_driver_does_not_come_again_where_the_clocks_diffe
         return at - 1.0, raised
 
     monkeypatch.setattr(driver_process.DriverRuns, "_observe", behind)
-    schedule = at_once(("kill", "driver", "before_send"))
+    schedule = in_turn("kill:driver@before_send")
 
     result = run_chaos(targets.one_for_one, duration=2.5, schedule=schedule)
 
@@ -257,7 +204,7 @@ def test_a_fault_that_killed_a_driver_does_not_come_again_where_the_clocks_diffe
 def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
     runtime: Runtime,
 ) -> None:
-    schedule = at_once(*[("kill", "random", "")] * 5, gap=0.3)
+    schedule = in_turn(*["kill"] * 5, gap=0.3)
     target = targets.Quiet(runtime, intensity=Intensity(1, 60.0))
 
     result = run_chaos(target, duration=5.0, schedule=schedule, keep_intensity=True)
@@ -267,7 +214,7 @@ def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
 
 
 def test_a_tree_whose_root_gives_up_is_built_again_where_it_keeps_its_intensity() -> None:
-    schedule = at_once(*[("kill", "random", "")] * 4, gap=0.4)
+    schedule = in_turn(*["kill"] * 4)
 
     result = run_chaos(targets.brittle, duration=2.5, schedule=schedule, keep_intensity=True)
 
@@ -300,137 +247,14 @@ def test_an_error_that_no_fault_explains_is_told(
     def target() -> Any:
         return targets.Quiet(runtime)(), traffic
 
-    schedule = at_once(("kill", "0", ""))
+    schedule = in_turn("kill:0")
     plan = Chaos(duration=1.0, schedule=schedule, callers=1, record=tmp_path / "run")
     result = run_chaos(target, plan)
 
     assert {violation.invariant for violation in result.violations} == {"right_answers"}
 
 
-def test_a_record_tells_the_same_as_the_run(runtime: Runtime, tmp_path: Path) -> None:
-    plan = Chaos(duration=2.0, rate=2.0, seed=6, record=tmp_path / "run")
-    result = run_chaos(targets.Quiet(runtime), plan)
-
-    again = load_run(tmp_path / "run")
-
-    assert again.history == result.history
-    assert again.plan.planned == plan.planned
-    assert again.render() == result.render()
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["seed"] == 6
-
-
-def test_a_run_can_be_ended_early(runtime: Runtime) -> None:
-    stop = threading.Event()
-    seen: list[Progress] = []
-
-    def on_progress(progress: Progress) -> None:
-        seen.append(progress)
-        if progress.calls:
-            stop.set()
-
-    result = run_chaos(
-        targets.Quiet(runtime), duration=600.0, on_progress=on_progress, interrupt=stop
-    )
-
-    assert result.interrupted
-    assert result.violations == ()
-    assert "(interrupted)" in result.render()
-    assert seen[-1].state == "serving"
-
-
-# --- schedules ----------------------------------------------------------------------------
-
-
-def drawn(seed: int) -> Schedule:
-    aims = [*map(FaultPattern.of, ("kill", "hang", "stop:driver", "stop:zygote", "exit"))]
-    return Schedule.draw(
-        seed, duration=100.0, rate=1.0, patterns=aims, targets=("random", "group"), points=POINTS
-    )
-
-
-def test_the_same_seed_gives_the_same_schedule() -> None:
-    assert drawn(7) == drawn(7)
-    assert drawn(7) != drawn(8)
-    assert Schedule.from_json(drawn(7).to_json()) == drawn(7)
-
-
-def test_a_drawn_schedule_holds_only_what_can_be_done() -> None:
-    for strike in drawn(9):
-        fault = FAULTS[strike.fault]
-        assert not strike.point or strike.point in fault.points
-        assert strike.target == "random" or strike.target in fault.targets
-    assert 50 < len(drawn(9)) < 150
-
-
-def test_a_schedule_that_would_be_empty_has_one_strike() -> None:
-    for seed in range(20):
-        drawn = Schedule.draw(seed, duration=4.0, rate=0.001, patterns=[FaultPattern("kill")])
-        assert [strike.at < 4.0 for strike in drawn] == [True]
-
-
 # --- mistakes -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("faults", {"faults": ("explode",)}),
-        ("faults", {"faults": ()}),
-        ("faults", {"faults": 3}),
-        ("point", {"faults": ("kill@midnight",)}),
-        ("point", {"faults": ("raise@closing",)}),
-        ("points", {"points": ("midnight",)}),
-        ("point", {"faults": ("start_raise",), "points": ("running",)}),
-        ("point", {"faults": ("kill:zygote@running",)}),
-        ("target", {"faults": ("kill:moon",)}),
-        ("target", {"faults": ("hang:zygote",)}),
-        ("target", {"faults": ("hang",), "targets": ("zygote", "store")}),
-        ("targets", {"targets": ()}),
-        ("point", {"faults": ("hang:0@before_send",)}),
-        ("targets", {"targets": ("moon",)}),
-        ("rate", {"rate": 0}),
-        ("rate", {"rate": -1.0}),
-        ("rate", {"rate": float("nan")}),
-        ("rate", {"rate": 1e9}),
-        ("target", {"faults": ("kill:\u00b2",)}),
-        ("duration", {"duration": 0}),
-        (
-            "duration",
-            {
-                "duration": 2.0,
-                "schedule": Schedule((ScheduledFault(number=1, at=5.0, fault="kill"),)),
-            },
-        ),
-        ("seed", {"seed": "seven"}),
-        ("callers", {"callers": 0}),
-        ("record", {"record": Path(__file__)}),
-        ("schedule", {"schedule": [1]}),
-    ],
-)
-def test_what_makes_no_sense_is_refused_by_name(field: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(SpecError) as caught:
-        Chaos(**fields)
-
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize("target", ["0", *TARGETS])
-@pytest.mark.parametrize("fault", [each for each in FAULTS.values() if not each.needs])
-def test_a_fault_can_be_done_to_a_target_or_is_refused_by_name(fault: Fault, target: str) -> None:
-    if target in ("0", "random", *fault.targets):
-        plan = Chaos(faults=(f"{fault.name}:{target}",), targets=(target,))
-        assert {(each.fault, each.target) for each in plan.planned} == {(fault.name, target)}
-        return
-    for fields in ({"faults": (f"{fault.name}:{target}",)}, {"targets": (target,)}):
-        with pytest.raises(SpecError, match="can be done to random, a rank") as caught:
-            Chaos(**{"faults": (fault.name,), **fields})  # type: ignore[arg-type]
-        assert (caught.value.field, caught.value.value) == ("target", target)
-
-
-@pytest.mark.skipif(bool(find_gpus().gpus()), reason="there is a GPU here")
-def test_a_fault_of_a_gpu_is_refused_where_there_is_none() -> None:
-    with pytest.raises(SpecError, match="needs an NVIDIA GPU"):
-        Chaos(faults=("kill", "cuda_error"))
 
 
 @pytest.mark.parametrize(
@@ -453,20 +277,18 @@ def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "told"),
     [
-        (("tests.chaos.targets:inline",), 2, 'not launch="inline"'),
-        (("tests.chaos.targets:leaves",), 2, "ended the program (3) instead of returning"),
-        (("tests.chaos.targets:build", "--targets", "2"), 2, "there is no such rank: "),
-        (("tests.chaos.targets:build", "--targets", "7"), 2, "there is no such rank: "),
-        (("tests.chaos.targets:returns_nonsense", "--faults", "kill:driver"), 2, "returned a int"),
-        (("tests.chaos.targets:build", "--out", "/proc/run"), 2, "record='/proc/run': cannot be"),
-        (("tests.chaos.targets:build", "--report", "/proc/page"), 2, "report='/proc/page': "),
+        (("tests.chaos.targets:inline",), 'not launch="inline"'),
+        (("tests.chaos.targets:leaves",), "ended the program (3) instead of returning"),
+        (("tests.chaos.targets:build", "--targets", "2"), "there is no such rank: "),
+        (("tests.chaos.targets:returns_nonsense", "--faults", "kill:driver"), "returned a int"),
+        (("tests.chaos.targets:build", "--out", "/proc/run"), "record='/proc/run': cannot be"),
+        (("tests.chaos.targets:build", "--report", "/proc/page"), "report='/proc/page': "),
     ],
 )
 def test_mistakes_that_show_late_are_one_line_and_leave_nothing(
     words: tuple[str, ...],
-    code: int,
     told: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -474,36 +296,13 @@ def test_mistakes_that_show_late_are_one_line_and_leave_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert main(["chaos", *words, "--duration", "2"]) == code
+    assert main(["chaos", *words, "--duration", "2"]) == 2
 
     heard = capsys.readouterr().err
     assert heard.startswith("phalanx chaos: ")
     assert told in heard
     assert heard.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
-    schedule = Schedule.from_json('[{"at": 1, "fault": "kill", "target": 1}]')
-
-    assert [strike.target for strike in schedule] == ["1"]
-    (stop,) = Schedule.from_json('[{"at": 1, "fault": "stop"}]')
-    assert stop.seconds == FAULTS["stop"].seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('[{"at": 1, "fault": "kill", "target": null}]', "a name, or the number of a rank"),
-        ('[{"at": 1, "fault": "kill", "draw": 1.0}]', r"draw=1\.0"),
-        ('[{"at": 1, "fault": "kill", "number": [1]}]', r"number=\[1\]"),
-        ('[{"at": 1, "fault": "kill", "number": 2}, {"at": 2, "fault": "kill"}]', "number=2"),
-        ("[" * 100_000, "not JSON"),
-    ],
-)
-def test_a_list_that_makes_no_sense_is_refused(text: str, told: str) -> None:
-    with pytest.raises(SpecError, match=told):
-        Schedule.from_json(text)
 
 
 @pytest.mark.parametrize("faults", ["kill", "kill:driver"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.chaos.targets import in_turn
 from tests.support.planted_faults import PLANTS, Planted
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
@@ -20,7 +21,6 @@ from phalanx.chaos import (
     Chaos,
     ChaosResult,
     Schedule,
-    ScheduledFault,
     Target,
     load_run,
     run_chaos,
@@ -40,12 +40,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def schedule(count: int) -> Schedule:
-    return Schedule(
-        tuple(
-            ScheduledFault(number=i + 1, at=3.0 * i, fault="kill", point="queued")
-            for i in range(count)
-        )
-    )
+    return in_turn(*["kill@queued"] * count, gap=3.0)
 
 
 def search(whole: Schedule, fails: Callable[[Schedule], bool]) -> tuple[Schedule, list[Schedule]]:
@@ -84,10 +79,7 @@ def test_a_failing_run_shrinks_to_the_one_fault_it_takes(
         launch = Launch(preload=(), transport=TRANSPORT)
         return Executor(Planted, 2, runtime=runtime, limits=Limits(start=30.0), launch=launch)
 
-    strikes = [("raise", 0.1), ("kill", 0.3)]
-    whole = Schedule(
-        tuple(ScheduledFault(number=i + 1, at=at, fault=f) for i, (f, at) in enumerate(strikes))
-    )
+    whole = in_turn("raise", "kill", gap=0.2)
     with monkeypatch.context() as patch:
         PLANTS["only the dead restarted"].put(patch)
         run_chaos(build, duration=1.0, schedule=whole, seed=1, record=tmp_path / "run")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,7 @@ from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
 
-from phalanx.actors import (
-    Executor,
-    Launch,
-    Layout,
-    RestartPolicy,
-    WorkerActor,
-    WorkerContext,
-)
+from phalanx.actors import Executor, Launch, Layout, WorkerActor, WorkerContext
 from phalanx.supervision import (
     BadArguments,
     NotPicklable,
@@ -393,7 +384,7 @@ def served(limit, ranks):
         assert time.monotonic() < end, (limit, before, left())
     return found
 
-for each in ((1000, 4), (999, 60), (200, 2), (80, 2), (63, 1), (48, 1), (32, 1), (24, 1)):
+for each in ((1000, 4), (999, 60), (80, 2), (63, 1), (24, 1)):
     print(served(*each))
 """
 
@@ -407,15 +398,12 @@ def test_an_executor_has_the_descriptors_it_needs_or_is_refused_before_anything_
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     # Each rank has the soft limit that its driver had, and no more.
-    assert [told[at] for at in (0, 2, 4)] == ["[64, 64, 64, 64]", "[64, 64]", "[63]"]
-    refused = [told[at] for at in (1, 3, 5, 6, 7)]
-    assert [text.partition(" descriptors")[0] for text in refused] == [
-        "world_size=60: 1474",
-        "world_size=2: 82",
-        *["world_size=1: 58"] * 3,
-    ]
+    assert (told[0], told[3]) == ("[64, 64, 64, 64]", "[63]")
+    refused = [told[at] for at in (1, 2, 4)]
+    needed = [text.partition(" descriptors")[0] for text in refused]
+    assert needed == ["world_size=60: 1474", "world_size=2: 82", "world_size=1: 58"]
     fits = [text.partition("enough for ")[2].partition(" ")[0] for text in refused]
-    assert fits == ["40", "1", "0", "0", "0"]
+    assert fits == ["40", "1", "0"]
     assert all("ulimit -Hn" in text for text in refused)
 
 
@@ -430,8 +418,6 @@ def test_a_timeout_may_be_as_long_as_one_likes(make: Make, timeout: float) -> No
 def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
     with pytest.raises(BadArguments, match="unexpected keyword argument 'nope'"):
         Executor(StartFails, 1, kwargs={"how": "raise", "nope": 1}, launch=Launch(preload=()))
-    with pytest.raises(SpecError, match="report_dir"):
-        Executor(Echo, 1, policy=RestartPolicy(report_dir="/dev/null/x"), launch=Launch(preload=()))
 
 
 def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:
@@ -450,7 +436,7 @@ from phalanx import Executor
 from phalanx.errors import RuntimeFault
 from tests.support.workers import Echo
 
-ex = Executor(Echo, 1)
+ex = Executor(Echo, 1, launch={"preload": ()})
 calls = [ex.call(lambda _: time.sleep(600), rank=0, non_block=True) for _ in range(2)]
 for call in calls:
     call.add_done_callback(lambda _: None)  # the event loop reads for it
@@ -483,9 +469,8 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def without_event_loop() -> str:
-    command = [sys.executable, "-c", _LOSES_ITS_EVENT_LOOP]
     # Deadlines of half a minute stand behind a `close` that waits for deaths which nothing tells.
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = run_python("-c", _LOSES_ITS_EVENT_LOOP, timeout=30)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -6,10 +6,8 @@ import concurrent.futures
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,18 +23,15 @@ from phalanx.actors.calls.futures import CallFuture
 from phalanx.supervision import ExecutorClosed, ProtectedActor, WouldDeadlock
 
 WAIT = 30.0
+Handle = Callable[[Callable[[], Any]], list[Any]]
 
 # The future is dropped, so what decodes its answer dies when the answer comes, with the plane's
 # lock in the hands of whoever reads it: as where the collector runs there, but each time. In a
 # process of its own: what the test is about would hold up all others.
 FINALIZER = """
-import threading
-from phalanx import Executor, WorkerActor
+from phalanx import Executor
 from phalanx.errors import ExecutorClosed, WouldDeadlock
-
-class Worker(WorkerActor):
-    def nothing(self):
-        pass
+from tests.support.workers import Echo
 
 class Dying:
     def __init__(self, act):
@@ -55,20 +50,20 @@ class Dying:
 def what_becomes_of(act):
     dying = Dying(act)
     outcome = dying.outcome
-    executor.collective_rpc("nothing", non_block=True, aggregate=dying.look)
+    executor.collective_rpc("echo", non_block=True, aggregate=dying.look)
     del dying
     while not outcome:
-        executor.collective_rpc("nothing", timeout=20)
+        executor.collective_rpc("echo", timeout=20)
     return outcome[0]
 
-with Executor(Worker, 1, launch={'preload': ()}) as executor:
-    kept = executor.collective_rpc("nothing", non_block=True)
+with Executor(Echo, 1, launch={'preload': ()}) as executor:
+    kept = executor.collective_rpc("echo", non_block=True)
     for act in (
-        lambda: executor.tell("nothing"),
-        lambda: executor.collective_rpc("nothing", timeout=20),
-        lambda: executor.collective_rpc("nothing", non_block=True, timeout=20),
-        lambda: executor.submit("nothing"),
-        lambda: next(executor.stream("nothing")),
+        lambda: executor.tell("echo"),
+        lambda: executor.collective_rpc("echo", timeout=20),
+        lambda: executor.collective_rpc("echo", non_block=True, timeout=20),
+        lambda: executor.submit("echo"),
+        lambda: next(executor.stream("echo")),
         lambda: executor.check_health(),
         lambda: executor.restart(timeout=20),
         lambda: executor.drain(timeout=20),
@@ -77,11 +72,11 @@ with Executor(Worker, 1, launch={'preload': ()}) as executor:
         error = what_becomes_of(act)
         assert isinstance(error, WouldDeadlock), error
         assert "another thread" in str(error)
-        assert executor.collective_rpc("nothing", timeout=20) == [None]
+        assert executor.collective_rpc("echo", timeout=20) == [None]
     try:
         assert what_becomes_of(executor.close) is None
         while True:
-            executor.collective_rpc("nothing", timeout=20)
+            executor.collective_rpc("echo", timeout=20)
     except ExecutorClosed:
         print("closed")
 """
@@ -98,12 +93,9 @@ def test_a_finalizer_under_the_planes_lock_gets_an_error_and_closing_waits_for_i
 # the library makes, on any of its threads.
 ANYWHERE = """
 import random, sys, threading, time
-from phalanx import Executor, WorkerActor
+from phalanx import Executor
 from phalanx.errors import WouldDeadlock
-
-class Worker(WorkerActor):
-    def echo(self, value=None):
-        return value
+from tests.support.workers import Echo
 
 LARGE = bytes(300_000)
 rng = random.Random(1)
@@ -152,7 +144,7 @@ def traffic():
         assert [future.result() for future in futures] == [[n] * 2 for n in range(20)]
 
 threading.setprofile(interrupt)
-with Executor(Worker, 2, launch={'preload': ()}) as made:
+with Executor(Echo, 2, launch={'preload': ()}) as made:
     executor = made
     threads = [threading.Thread(target=traffic) for _ in range(2)]
     for thread in threads:
@@ -176,7 +168,7 @@ def test_a_finalizer_that_calls_an_executor_anywhere_neither_hangs_nor_spoils_a_
 
 
 @pytest.fixture
-def handle() -> Iterator[Callable[[Callable[[], Any]], list[Any]]]:
+def handle() -> Iterator[Handle]:
     """Has SIGUSR1 make a call; returns the list that what becomes of it is added to."""
     before = signal.getsignal(signal.SIGUSR1)
 
@@ -200,14 +192,9 @@ def interrupt(executor: Executor[Any], outcome: list[Any], gate: Path) -> None:
     """Strike the main thread once it waits; open *gate* once that is over."""
     reading = executor._group.plane._reader  # nobody else is told of it
     main = threading.main_thread().ident
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        if reading._reader == main or main in reading._sleepers:  # as above
-            break
-        time.sleep(0.01)
+    wait_until(lambda: reading._reader == main or main in reading._sleepers)
     os.kill(os.getpid(), signal.SIGUSR1)
-    while not outcome and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: outcome)
     gate.touch()
 
 
@@ -216,7 +203,7 @@ def interrupt(executor: Executor[Any], outcome: list[Any], gate: Path) -> None:
 def test_a_signal_handler_may_not_wait_where_its_thread_does(
     make: Make,
     gate: Path,
-    handle: Callable[[Callable[[], Any]], list[Any]],
+    handle: Handle,
     what: str,
     reads: bool,
 ) -> None:
@@ -248,7 +235,7 @@ def test_a_signal_handler_may_not_wait_where_its_thread_does(
 def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     make: Make,
     gate: Path,
-    handle: Callable[[Callable[[], Any]], list[Any]],
+    handle: Handle,
     what: str,
 ) -> None:
     executor = make(world_size=1)
@@ -279,7 +266,7 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
 
 
 def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
-    make: Make, gate: Path, handle: Callable[[Callable[[], Any]], list[Any]]
+    make: Make, gate: Path, handle: Handle
 ) -> None:
     executor = make(world_size=1)
     outcome = handle(executor.close)
@@ -292,6 +279,25 @@ def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
     assert outcome == [None]
     with pytest.raises(ExecutorClosed):
         executor.call("echo", WAIT, rank=0)
+
+
+def run_interrupted(act: Callable[[], object], interrupt: Callable[[], object]) -> None:
+    """Run *act* in a thread; *interrupt* at each call that it makes, as a finalizer may be."""
+
+    def between(*_: object) -> None:
+        sys.setprofile(None)
+        interrupt()
+        sys.setprofile(between)
+
+    def run() -> None:
+        sys.setprofile(between)
+        act()
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
 
 
 def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() -> None:
@@ -309,22 +315,8 @@ def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() 
             raise error
 
     actor = Hearing.start()
+    run_interrupted(lambda: actor.tell("outer"), lambda: actor.tell("inner"))
 
-    def interrupt(*_: object) -> None:
-        sys.setprofile(None)
-        actor.tell("inner")
-        sys.setprofile(interrupt)
-
-    def tell() -> None:
-        sys.setprofile(interrupt)  # at each call that is made meanwhile, as a finalizer may run
-        actor.tell("outer")
-        sys.setprofile(None)
-
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    thread.join(WAIT)
-
-    assert not thread.is_alive()
     actor.tell("end")
     assert ended.wait(WAIT)
     assert heard.count("outer") == 1
@@ -353,22 +345,13 @@ def test_callbacks_may_be_handed_over_in_the_middle_of_handing_one_over() -> Non
     ran: list[int] = []
     done = threading.Event()
 
-    def interrupt(*_: object) -> None:
-        sys.setprofile(None)
-        callbacks.run(ran.append, 2)
-        sys.setprofile(interrupt)
-
     def hand_over() -> None:
-        sys.setprofile(interrupt)  # at each call that is made meanwhile, as a finalizer may run
         callbacks.run(ran.append, 1)
         callbacks.run(done.set)
-        sys.setprofile(None)
 
-    thread = threading.Thread(target=hand_over, daemon=True)
-    thread.start()
+    run_interrupted(hand_over, lambda: callbacks.run(ran.append, 2))
 
     assert done.wait(WAIT)
-    thread.join(WAIT)
     assert ran.count(1) == 1
     assert 2 in ran
     assert [each.name for each in threading.enumerate()].count("phalanx-callbacks") == 1
@@ -506,7 +489,7 @@ def at(name: str, act: Callable[[], Any]) -> Callable[..., None]:
 
 
 def test_a_signal_handler_in_the_middle_of_a_start_starts_no_other_and_waits_for_no_end(
-    make: Make, handle: Callable[[Callable[[], Any]], list[Any]]
+    make: Make, handle: Handle
 ) -> None:
     other = make(world_size=1)
 
@@ -527,7 +510,7 @@ def test_a_signal_handler_in_the_middle_of_a_start_starts_no_other_and_waits_for
 
 
 def test_a_signal_handler_may_not_ask_for_an_outcome_that_its_thread_is_decoding(
-    make: Make, handle: Callable[[Callable[[], Any]], list[Any]]
+    make: Make, handle: Handle
 ) -> None:
     executor = make(world_size=1)
 
@@ -543,7 +526,7 @@ def test_a_signal_handler_may_not_ask_for_an_outcome_that_its_thread_is_decoding
 
 
 def test_a_signal_handler_reads_answers_of_futures_that_its_thread_waits_for(
-    make: Make, gate: Path, handle: Callable[[Callable[[], Any]], list[Any]]
+    make: Make, gate: Path, handle: Handle
 ) -> None:
     executor = make(world_size=1)
     future = executor.call("gated", args=(str(gate),), non_block=True, rank=0)
@@ -590,7 +573,6 @@ def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
 
 SIGTERM = """
 import os, signal, time
-from phalanx import Executor, WorkerActor
 from phalanx.actors.signals.driver_exit import open_executors
 
 class Raises:
@@ -604,9 +586,7 @@ time.sleep(50)
 
 
 def test_sigterm_ends_a_program_whose_executors_cannot_be_ended() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SIGTERM], capture_output=True, timeout=40, check=False
-    )
+    done = run_python("-c", SIGTERM, timeout=40)
 
     assert done.returncode == -signal.SIGTERM
 
@@ -644,13 +624,10 @@ def test_a_finalizer_under_the_lock_of_listeners_gets_an_error(make: Make) -> No
 # `multiprocessing` ends the children of a pool by SIGTERM, and waits for them.
 FORKED = """
 import os, signal
-from phalanx import Executor, WorkerActor
+from phalanx import Executor
+from tests.support.workers import Echo
 
-class Worker(WorkerActor):
-    def nothing(self):
-        pass
-
-with Executor(Worker, 1, launch={'preload': ()}) as executor:
+with Executor(Echo, 1, launch={'preload': ()}) as executor:
     child = os.fork()
     if not child:
         ours = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -670,11 +647,8 @@ def test_a_forked_child_has_no_signal_handler_of_its_parents_executors() -> None
 # lost would wait for ever.
 THROWN_INTO = """
 import ctypes, random, threading, time
-from phalanx import Executor, WorkerActor
-
-class Worker(WorkerActor):
-    def echo(self, value):
-        return value
+from phalanx import Executor
+from tests.support.workers import Echo
 
 class Thrown(BaseException):
     pass
@@ -708,7 +682,7 @@ def keep_on(me):
             pass
 
 rng = random.Random(1)
-with Executor(Worker, 2, preload=()) as executor:
+with Executor(Echo, 2, launch={'preload': ()}) as executor:
     threads = [threading.Thread(target=keep_on, args=(me,)) for me in range(4)]
     for thread in threads:
         thread.start()
@@ -725,6 +699,6 @@ with Executor(Worker, 2, preload=()) as executor:
 
 
 def test_an_exception_thrown_into_a_thread_that_reads_loses_no_answer() -> None:
-    done = run_python("-W", "ignore", "-c", THROWN_INTO)
+    done = run_python("-c", THROWN_INTO)
 
     assert done.stdout == "[] ['still there', 'still there']\n", done.stderr

@@ -50,16 +50,6 @@ class Waiter(Echo):
         return "passed"
 
 
-def once_begun(gate: Path, do: Callable[[], object], ranks: int = 2) -> threading.Thread:
-    """Start a thread that does it as soon as that many ranks wait at the *gate*."""
-
-    def strike() -> None:
-        wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(ranks)))
-        do()
-
-    return start_thread(strike)
-
-
 def is_asleep(task: str) -> bool:
     """Whether the kernel has the thread of that folder under ``/proc`` wait for something."""
     return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[0] == "S"
@@ -188,7 +178,12 @@ def test_what_ends_a_call_ends_the_looking(spun: Make, gate: Path, what: str) ->
         "ctrl-c": (lambda: signal.pthread_kill(main, signal.SIGINT), KeyboardInterrupt),
     }
     strike, error = strikes[what]
-    striker = once_begun(gate, strike)
+
+    def strike_once_begun() -> None:
+        wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
+        strike()
+
+    striker = start_thread(strike_once_begun)
 
     with pytest.raises(error):
         ex.collective_rpc("wait_at", WAIT, (str(gate),))
@@ -217,10 +212,8 @@ def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, gate: Path) 
 def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make) -> None:
     ex = spun(1)
     ex.collective_rpc("echo", WAIT)
-    pid = ex.ranks[0].pid
-    assert pid is not None
 
-    os.kill(pid, signal.SIGTERM)  # it has just been called, so it looks for the next call
+    kill(ex, 0, signal.SIGTERM)  # it has just been called, so it looks for the next call
     wait_until(lambda: ex.status().restarts == 1)
 
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1]

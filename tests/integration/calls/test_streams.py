@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import os
-import signal
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -17,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.options import Make
+from tests.support.processes import wait_until
+from tests.support.rank_faults import kill
 from tests.support.workers import wait_for
 
 from phalanx.actors import Executor, Limits, ReplyStream, WorkerActor
@@ -254,10 +254,6 @@ def test_a_stream_is_awaited_item_by_item(make: Make) -> None:
     assert ticks > 1
 
 
-def waits(_: Source, gate: str) -> None:
-    wait_for(gate)
-
-
 def test_more_streams_than_there_are_places_are_taken_by_tasks_of_one_loop(make: Make) -> None:
     ex = make(Source, 1, limits=Limits(queue_depth=1))
 
@@ -273,7 +269,10 @@ def test_more_streams_than_there_are_places_are_taken_by_tasks_of_one_loop(make:
 def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     ex = make(Source, 1, limits=Limits(queue_depth=1))
-    full = [ex.call(waits, args=(str(gate),), non_block=True, rank=0) for _ in range(2)]
+    full = [
+        ex.call(lambda _, path: wait_for(path), args=(str(gate),), non_block=True, rank=0)
+        for _ in range(2)
+    ]
     assert not ex.has_room
 
     async def main() -> None:
@@ -291,8 +290,7 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
 
     assert [future.result(WAIT) for future in full] == [None, None]
     assert ex.call("listed", WAIT, rank=0) == [1, 2, 3]
-    until_idle(ex)
-    assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+    wait_until(lambda: (ex.status().in_flight, ex.status().waiting) == (0, 0))
 
 
 def test_a_cancelled_taker_frees_the_rank_though_a_cycle_holds_the_stream(
@@ -377,19 +375,9 @@ def test_a_limit_for_the_taker_that_makes_no_sense_is_refused(make: Make, limit:
         make(Source, 1, launch="inline").stream("count", args=(1,), rank=0, take_within=limit)
 
 
-def until_idle(executor: Executor[Any]) -> None:
-    """Return once nothing is under way any more: a stream that was dropped is closed soon."""
-    deadline = time.monotonic() + WAIT
-    while time.monotonic() < deadline:
-        status = executor.status()
-        if not status.in_flight and not status.waiting:
-            return
-        time.sleep(0.01)
-
-
 def test_a_stream_waits_for_a_restart_like_any_call(make: Make) -> None:
     executor = make(Source, 2)
-    os.kill(executor.ranks[0].pid or 0, signal.SIGKILL)
+    kill(executor)
 
     pairs: list[tuple[int, int]] = []
     deadline = time.monotonic() + WAIT

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.checkpoints.test_checkpoints import LONG, die, states
+from tests.integration.checkpoints.test_checkpoints import LONG, add, die, states
 from tests.integration.recovery.test_executor_trees import executor
-from tests.support.checkpoint_workers import Bounded, Counter, Holder, KeptCounter
+from tests.support.checkpoint_workers import Bounded, Counter, KeptCounter
 from tests.support.heard import Heard
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
@@ -35,7 +35,6 @@ from phalanx.supervision import (
     ChildSpec,
     Decider,
     Directive,
-    Intensity,
     Rule,
     Strategy,
     SupervisorSpec,
@@ -43,6 +42,12 @@ from phalanx.supervision import (
 )
 
 USUAL = {"worker": Counter, "intensity": OFTEN}
+
+
+def saver_child(runtime: Runtime, where: Path | None = None) -> ChildSpec:
+    options: Any = {"launch": Launch(preload=(), transport=TRANSPORT), "runtime": runtime}
+    policy = CheckpointPolicy(every_calls=1, where=where)
+    return worker_child("saver", Counter, checkpoint=policy, **options)
 
 
 def test_a_killed_driver_loses_no_answered_call(tmp_path: Path) -> None:
@@ -72,9 +77,8 @@ def test_what_a_caller_was_told_has_died_is_not_in_the_folder_any_more(
     make: Make, tmp_path: Path, strategy: Strategy
 ) -> None:
     folder = tmp_path / "states"
-    policy = CheckpointPolicy(every_calls=1, where=folder)
-    ex = make(strategy=strategy, checkpoint=policy)
-    ex.collective_rpc("add", LONG)
+    ex = make(strategy=strategy, checkpoint=CheckpointPolicy(every_calls=1, where=folder))
+    add(ex)
 
     with pytest.raises(WorkerDied):
         ex.collective_rpc("add_and_die_answering", LONG, (0,))
@@ -94,8 +98,7 @@ def test_kept_survivors_go_on_and_the_dead_rank_is_given_back_its_own_state(
         runtime=torch_runtime,
         checkpoint=CheckpointPolicy(every_calls=2),
     )
-    for _ in range(3):
-        ex.collective_rpc("add", LONG)
+    add(ex, 3)
 
     die(ex, 1)
 
@@ -105,31 +108,10 @@ def test_kept_survivors_go_on_and_the_dead_rank_is_given_back_its_own_state(
     assert [count for count, _, _ in states(ex)] == [3, 3, 4]
 
 
-@pytest.mark.parametrize("where", ["memory", "folder"])
-def test_states_travel_where_no_memory_is_shared(
-    make: Make, torch_runtime: Runtime, tmp_path: Path, where: str
-) -> None:
-    folder = None if where == "memory" else tmp_path / "states"
-    ex = make(
-        Holder,
-        1,
-        launch={"transport": "zmq", "preload": ("torch",)},
-        runtime=torch_runtime,
-        checkpoint=CheckpointPolicy(every_calls=1, where=folder),
-    )
-    ex.collective_rpc("fill", LONG, (500_000, 2.0))
-
-    die(ex, 0)
-
-    assert ex.collective_rpc("total", LONG) == [1_000_000.0]
-
-
 def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: Make) -> None:
     decider = Decider((Rule(ArithmeticError, Directive.RESTART),))
-    ex = make(
-        Counter, checkpoint=CheckpointPolicy(every_calls=1), policy=RestartPolicy(decider=decider)
-    )
-    ex.collective_rpc("add", LONG)
+    ex = make(checkpoint=CheckpointPolicy(every_calls=1), policy=RestartPolicy(decider=decider))
+    add(ex)
 
     with pytest.raises(ArithmeticError):
         ex.collective_rpc("add_and_raise", LONG, (ArithmeticError("spoilt"),))
@@ -144,32 +126,18 @@ def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: 
     assert [count for count, _, _ in states(ex)] == [2, 2]
 
 
-@pytest.mark.parametrize("where", ["memory", "folder"])
 def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
-    tmp_path: Path, runtime: Runtime, where: str
+    tmp_path: Path, runtime: Runtime
 ) -> None:
-    folder = None if where == "memory" else tmp_path / "states"
-    child = worker_child(
-        "counter",
-        Counter,
-        launch=Launch(preload=(), transport=TRANSPORT),
-        runtime=runtime,
-        checkpoint=CheckpointPolicy(every_calls=1, where=folder),
-    )
-    spec = SupervisorSpec(id="root", children=[child], intensity=Intensity(100, 60))
-    with Supervisor(spec) as tree:
+    child = saver_child(runtime, where=tmp_path / "states")
+    with Supervisor(SupervisorSpec("root", children=[child], intensity=OFTEN)) as tree:
         for number in range(1, 4):
-            ex = executor(tree, "counter")
+            ex = executor(tree, "saver")
             assert ex.call("add", LONG, rank=0) == number
             kill(ex, 0)
             assert ex.wait_closed(LONG)
 
-        assert executor(tree, "counter").call("state", LONG, rank=0)[:2] == (3, [3])
-
-
-def saver_child(runtime: Runtime) -> ChildSpec:
-    options: Any = {"launch": Launch(preload=(), transport=TRANSPORT), "runtime": runtime}
-    return worker_child("saver", Counter, checkpoint=CheckpointPolicy(every_calls=1), **options)
+        assert executor(tree, "saver").call("state", LONG, rank=0)[:2] == (3, [3])
 
 
 def test_the_states_of_instances_that_are_gone_are_given_back(runtime: Runtime) -> None:
@@ -187,18 +155,22 @@ def test_the_states_of_instances_that_are_gone_are_given_back(runtime: Runtime) 
         wait_until(lambda: gc.collect() >= 0 and [each() for each in kept] == [None] * 3)
 
 
-def test_two_trees_of_one_spec_keep_their_states_apart(runtime: Runtime) -> None:
-    spec = SupervisorSpec("root", children=[saver_child(runtime)], intensity=Intensity(9, 60))
+def test_two_trees_of_one_spec_leave_each_other_alone_and_keep_their_states_apart(
+    runtime: Runtime,
+) -> None:
+    spec = SupervisorSpec("root", children=[saver_child(runtime)], intensity=OFTEN)
     with Supervisor(spec) as one, Supervisor(spec) as other:
+        first, before = executor(one, "saver"), executor(other, "saver")
+        assert first.name == before.name == "root/saver"
         for number in range(1, 4):
-            assert executor(one, "saver").call("add", LONG, rank=0) == number
-        assert executor(other, "saver").call("add", LONG, rank=0) == 1
-        before = executor(other, "saver")
+            assert first.call("add", LONG, rank=0) == number
+        assert before.call("add", LONG, rank=0) == 1
         kill(before, 0)
         wait_until(lambda: executor(other, "saver") is not before)
 
         assert executor(other, "saver").call("add", LONG, rank=0) == 2
-        assert executor(one, "saver").call("add", LONG, rank=0) == 4
+        assert executor(one, "saver") is first
+        assert first.call("add", LONG, rank=0) == 4
 
 
 def test_a_full_disk_costs_snapshots_and_nothing_else(make: Make, tmp_path: Path) -> None:
@@ -225,13 +197,8 @@ def test_counts_are_exact_under_random_kills(
 ) -> None:
     """Every call is made again until it is answered, and is in the state once."""
     dice = random.Random(seed)
-    ex = make(
-        Counter,
-        3,
-        strategy=strategy,
-        checkpoint=CheckpointPolicy(every_calls=1, where=tmp_path / "states"),
-        intensity=Intensity(10_000, 60),
-    )
+    policy = CheckpointPolicy(every_calls=1, where=tmp_path / "states")
+    ex = make(world_size=3, strategy=strategy, checkpoint=policy)
     ending = threading.Event()
 
     def strike() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.options import Make
 from tests.support.processes import wait_until
-from tests.support.programs import run_program
+from tests.support.programs import run_python
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor
@@ -25,15 +24,12 @@ WAIT = 30.0
 ROOT = Path(__file__).parents[3]
 
 DRIVER = """
-import sys
-sys.path[:0] = [{root!r} + "/src", {root!r}]
 from phalanx import Executor, Strategy
 from tests.integration.failures.test_corrupt_messages import Vandal, suffer
 
-if __name__ == "__main__":
-    with Executor(Vandal, 2, launch={{'preload': ()}}, strategy=Strategy.ONE_FOR_ONE) as ex:
-        suffer(ex)
-    print("survived")
+with Executor(Vandal, 2, launch={'preload': ()}, strategy=Strategy.ONE_FOR_ONE) as ex:
+    suffer(ex)
+print("survived")
 """
 
 
@@ -90,12 +86,8 @@ def suffer(ex: Executor[Any]) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before
 
 
-def test_what_is_no_message_of_a_workers_is_dropped_counted_and_told_once(tmp_path: Path) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER.format(root=str(ROOT)))
-
-    argv = [sys.executable, str(script)]
-    done = run_program(argv)
+def test_what_is_no_message_of_a_workers_is_dropped_counted_and_told_once() -> None:
+    done = run_python("-c", DRIVER, cwd=ROOT)
 
     assert done.stdout.endswith("survived\n"), done.stderr
     assert done.stderr.count("phalanx.foreign_packet") == 1, done.stderr

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.recovery.test_standby import spares
 from tests.support.options import Make
+from tests.support.rank_faults import OFTEN, kill
 
 from phalanx.actors import Executor, Limits, RestartPolicy
 from phalanx.runtime import ReportFolder, Runtime
@@ -82,16 +80,14 @@ def fates(report: Any) -> list[tuple[str, str, bool, int]]:
 
 
 def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
-    ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=Intensity(9, 60.0))
+    ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=OFTEN)
     ex.collective_rpc("echo", LONG)
 
-    pid = ex.ranks[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)  # so that it does not die before all calls are made
+    kill(ex, 0, signal.SIGSTOP)  # so that it does not die before all calls are made
     again: dict[str, Any] = {"retries": 3}
     futures = [ex.collective_rpc("kill_self", args=(0,), non_block=True, **again)]
     futures += [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(5)]
-    os.kill(pid, signal.SIGCONT)
+    kill(ex, 0, signal.SIGCONT)
     answers = [future.result(LONG) for future in futures]
 
     assert answers == [[2], *([n] for n in range(5))]
@@ -104,7 +100,7 @@ def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
 
 
 def test_a_call_that_failed_and_answers_that_were_kept_are_told_apart(make: Make) -> None:
-    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(9, 60.0))
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, intensity=OFTEN)
 
     with pytest.raises(WorkerDied) as failed:
         ex.collective_rpc("kill_self", LONG, (1,))
@@ -132,24 +128,3 @@ def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) 
         *[("echo", "failed", False, 0)] * 3,
     ]
     assert (report.decision, report.waiting) == ("give up", 0)
-
-
-def test_a_spare_that_dies_while_it_waits_has_a_report(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, policy=RestartPolicy(standby=1, report_dir=tmp_path))
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ex.subscribe(lambda event: told.put(event) if hasattr(event, "report") else None)
-    shared = ex._group
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
-    (spare,) = spares(ex)
-
-    os.kill(spare, signal.SIGKILL)
-    report = told.get(timeout=LONG).report
-    ex.close()
-
-    assert reports_in(tmp_path) == [report]
-    assert report.rank is None
-    assert report.child.endswith("/standby")
-    assert str(report.reason) == "killed (SIGKILL)"
-    assert report.decision == "replace the spare"
-    assert (ex.status().restarts, ex.status().reports) == (0, ())

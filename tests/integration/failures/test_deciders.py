@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN, kill
+from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.workers import Echo
 
 from phalanx.actors import AsyncOutput, Executor, RestartPolicy
@@ -159,11 +159,7 @@ def test_the_users_decider_may_end_the_group(make: Make, directive: Directive, s
     told: list[Any] = []
     once = threading.Event()
 
-    def note(reason: Any) -> None:
-        told.append(reason)
-        once.set()
-
-    ex.register_failure_callback(note)
+    ex.register_failure_callback(telling(told, once))
     with pytest.raises(KeyError):
         ex.call("mistake", LONG, rank=0)
     assert incarnation(ex, 0) == 1  # a rule for another rank

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,6 @@ from phalanx.supervision import (
 )
 
 LONG = 30.0
-
-
 USUAL = {"worker": Stuck, "world_size": 1, "intensity": OFTEN}
 
 
@@ -131,9 +129,7 @@ def test_a_rank_that_asked_to_be_traced_and_was_stopped_is_hung(make: Make) -> N
 
 def test_a_rank_that_was_stopped_while_idle_is_found_by_the_next_call(make: Make) -> None:
     ex = make(limits=Limits(stopped=0.5))
-    pid = ex.ranks[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    kill(ex, 0, signal.SIGSTOP)
 
     assert ex.collective_rpc("rank", LONG, retries=1) == [0]
     wait_healed(ex)  # it goes on for its stacks, and may answer before it ends
@@ -218,30 +214,6 @@ def test_a_call_that_timed_out_keeps_its_limit(make: Make) -> None:
     assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
 
 
-def test_only_the_rank_that_hangs_is_replaced_under_one_for_one(make: Make) -> None:
-    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, hang_after=0.5)
-    pids = [info.pid for info in ex.ranks]
-
-    outcomes = ex.gather("hang", LONG, ("loop", None, 1))
-
-    assert [outcome.kind for outcome in outcomes] == ["ok", "dead"]
-    assert ex.collective_rpc("rank", LONG) == [0, 1]
-    assert ex.ranks[0].pid == pids[0]
-    assert ex.ranks[1].pid != pids[1]
-
-
-def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:
-    ex = make(hang_after=0.5)
-    child = ex.call("grandchild", LONG, kwargs={"daemon": True}, rank=0)
-
-    with pytest.raises(WorkerDied):
-        ex.collective_rpc("hang", LONG, ("native",))
-    assert ex.collective_rpc("rank", LONG) == [0]
-
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
 def test_a_start_that_hangs_says_where(make: Make) -> None:
     with pytest.raises(StartFailed, match=r"rank . .*limits.start=2") as caught:
         make(StartFails, 1, args=("hang",), limits=Limits(start=2.0))
@@ -256,50 +228,41 @@ def test_a_start_that_fails_and_lives_on_says_what_it_raised(make: Make) -> None
         make(StartFails, 1, args=("linger",))
 
 
-def test_at_rest_no_timer_runs(make: Make) -> None:
-    ex = make(hang_after=0.2, limits=Limits(stopped=0.4))
-    ex.collective_rpc("rank", LONG)
-    timer = ex._group.hang_limits
-
-    wait_until(lambda: timer._timer is None or not timer._timer.is_pending)
-
-    assert ex.collective_rpc("rank", LONG) == [0]
-
-
-def test_health_tells_what_a_silent_rank_is_doing(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hangs", "states", "says"),
+    [
+        (
+            ("loop", "deadlock", "stop"),
+            ("busy", "waiting", "stopped"),
+            ("at _loop", "at _deadlock", ""),
+        ),
+        (
+            ("native", "released", "regex"),
+            ("wedged", "waiting", "busy"),
+            ("holds the interpreter lock", "", "holds the interpreter lock"),
+        ),
+    ],
+)
+def test_health_tells_what_silent_ranks_are_doing_and_ends_none(
+    make: Make, tmp_path: Path, hangs: Sequence[str], states: Sequence[str], says: Sequence[str]
+) -> None:
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
     marks = [tmp_path / f"mark{rank}" for rank in range(3)]
-    for rank, how in enumerate(("loop", "deadlock", "stop")):
+    for rank, how in enumerate(hangs):
         ex.tell("hang", args=(how, str(marks[rank]), rank), rank=rank)
     wait_until(lambda: all(mark.exists() for mark in marks))
-    pid = ex.ranks[2].pid
-    wait_stopped(pid)
+    if "stop" in hangs:
+        wait_stopped(ex.ranks[hangs.index("stop")].pid)
 
-    with pytest.raises(Unhealthy, match="rank 1 is waiting") as caught:
+    with pytest.raises(Unhealthy, match=f"rank 0 is {states[0]}") as caught:
         ex.check_health(1.0)
 
-    assert caught.value.states == {0: "busy", 1: "waiting", 2: "stopped"}
+    assert caught.value.states == dict(enumerate(states))
     assert caught.value.ranks == (0, 1, 2)
-    assert "at _loop" in caught.value.details[0]
-    assert "at _deadlock" in caught.value.details[1]
-    ex.kill()  # none of them would end if it were asked to
-
-
-def test_health_tells_the_wedged_from_those_that_wait(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
-    marks = [tmp_path / f"mark{rank}" for rank in range(3)]
-    for rank, how in enumerate(("native", "released", "regex")):
-        ex.tell("hang", args=(how, str(marks[rank]), rank), rank=rank)
-    wait_until(lambda: all(mark.exists() for mark in marks))
-
-    with pytest.raises(Unhealthy, match="rank 0 is wedged") as caught:
-        ex.check_health(1.0)
-
-    assert caught.value.states == {0: "wedged", 1: "waiting", 2: "busy"}
-    for rank in (0, 2):
-        assert "holds the interpreter lock" in caught.value.details[rank]
+    for rank, told in enumerate(says):
+        assert told in caught.value.details[rank]
     assert ex.status().reports == ()  # silence alone kills nobody
-    ex.kill()
+    ex.kill()  # none of them would end if it were asked to
 
 
 @pytest.mark.parametrize("timeout", [1e-5, 1e-3])
@@ -319,7 +282,7 @@ def test_health_takes_neither_the_dead_nor_the_hurried_for_wedged(
 
 def test_at_rest_nobody_is_asked_for_a_sign_of_life(make: Make) -> None:
     """A worker's threads sleep until they are asked: none of them is ever scheduled."""
-    ex = make(world_size=1)
+    ex = make(hang_after=0.2, limits=Limits(stopped=0.4))
     ex.check_health(LONG)
     pid = ex.ranks[0].pid
 

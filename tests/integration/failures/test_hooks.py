@@ -48,8 +48,7 @@ def make(make: Make, when: Path) -> Make:
     def build(hook: str, how: str, **options: Any) -> Executor[Any]:
         if how == "hang":
             options["limits"] = Limits(start=2.0)
-        intensity = OFTEN
-        return make(Fickle, args=(hook, how, str(when)), intensity=intensity, **options)
+        return make(Fickle, args=(hook, how, str(when)), intensity=OFTEN, **options)
 
     return build
 
@@ -108,6 +107,8 @@ def test_a_survivor_whose_on_reform_goes_wrong_is_replaced_too(
     assert ex.collective_rpc("rank", LONG, retries=9) == [0, 1]
     check(ex, how)
     assert ex.ranks[0].incarnation == 2
+    assert ex.status().restarts_in_window == 1
+    assert "same restart" in ex.status().reports[-1].decision
 
 
 @pytest.mark.parametrize("how", [*WAYS, "hang"])

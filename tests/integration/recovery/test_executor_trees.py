@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.processes import wait_until
-from tests.support.rank_faults import kill
+from tests.support.rank_faults import OFTEN, kill
 from tests.support.supervised_actors import in_sub_process
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, StartFails, StartsLate, wait_for
@@ -38,25 +38,29 @@ from phalanx.supervision import (
 )
 
 LONG = 30.0
+Grow = Callable[..., Supervisor]
+Child = Callable[..., ChildSpec]
 
 
 @pytest.fixture
-def child(runtime: Runtime) -> Callable[..., ChildSpec]:
+def child(runtime: Runtime) -> Child:
     options: Any = {"runtime": runtime, "launch": Launch(preload=(), transport=TRANSPORT)}
     return partial(executor_child, intensity=Intensity(0, 60.0), **options)
 
 
 @pytest.fixture
-def single(runtime: Runtime) -> Callable[..., ChildSpec]:
+def single(runtime: Runtime) -> Child:
     return partial(worker_child, runtime=runtime, launch=Launch(preload=(), transport=TRANSPORT))
 
 
 @pytest.fixture
-def grow() -> Iterator[Callable[..., Supervisor]]:
+def grow() -> Iterator[Grow]:
+    """Builds trees of these children."""
     trees: list[Supervisor] = []
 
-    def build(spec: SupervisorSpec) -> Supervisor:
-        trees.append(Supervisor(spec))
+    def build(*children: ChildSpec | SupervisorSpec, **options: Any) -> Supervisor:
+        options.setdefault("intensity", OFTEN)
+        trees.append(Supervisor(SupervisorSpec("root", children=children, **options)))
         return trees[-1]
 
     yield build
@@ -65,6 +69,7 @@ def grow() -> Iterator[Callable[..., Supervisor]]:
 
 
 def executor(tree: Supervisor, path: str) -> Executor[Any]:
+    """Return it once it is there."""
     deadline = time.monotonic() + LONG
     while True:
         try:
@@ -81,10 +86,8 @@ def replaced(tree: Supervisor, path: str, before: Executor[Any]) -> Executor[Any
     return executor(tree, path)
 
 
-def test_executors_serve_as_children_and_stop_with_their_tree(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
-) -> None:
-    tree = grow(SupervisorSpec("root", children=[child("a", Echo, 2), child("b", Echo, 1)]))
+def test_executors_serve_as_children_and_stop_with_their_tree(grow: Grow, child: Child) -> None:
+    tree = grow(child("a", Echo, 2), child("b", Echo, 1))
     a, b = executor(tree, "a"), executor(tree, "b")
 
     assert a.collective_rpc("rank", LONG) == [0, 1]
@@ -95,11 +98,9 @@ def test_executors_serve_as_children_and_stop_with_their_tree(
 
 
 def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_executor(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+    grow: Grow, child: Child
 ) -> None:
-    tree = grow(
-        SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[child("a", Echo, 2)])
-    )
+    tree = grow(child("a", Echo, 2))
     model = tree.executor("a")
     before = model.current()
 
@@ -114,18 +115,18 @@ def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_execut
 
 
 def test_calls_of_a_lasting_handle_wait_while_a_supervisor_that_gave_up_is_restarted(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+    grow: Grow, child: Child
 ) -> None:
     models = SupervisorSpec("models", intensity=Intensity(0, 60.0), children=[child("a", Echo, 1)])
-    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[models]))
+    tree = grow(models)
     model = tree.executor("models/a")
 
-    for _ in range(5):
+    for _ in range(2):
         with pytest.raises(WorkerDied):
             model.collective_rpc("kill_self", LONG, (0,))
         assert model.collective_rpc("rank", LONG) == [0]
 
-    assert tree.status().restarts == 5
+    assert tree.status().restarts == 2
 
 
 class RefusedWithin(Echo):
@@ -144,9 +145,9 @@ class RefusedWithin(Echo):
 
 
 def test_a_lasting_handle_does_not_make_a_call_again_whose_method_raised_that_another_was_refused(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+    grow: Grow, child: Child
 ) -> None:
-    model = grow(SupervisorSpec("root", children=[child("a", RefusedWithin, 1)])).executor("a")
+    model = grow(child("a", RefusedWithin, 1)).executor("a")
 
     with pytest.raises(ExecutorClosed, match="within"):
         model.collective_rpc("refused", 1.0)
@@ -162,11 +163,11 @@ class StopsLate(Echo):
 
 
 def test_a_call_of_a_lasting_handle_keeps_its_timeout_while_its_executor_ends(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
+    grow: Grow, child: Child, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
     late = child("a", StopsLate, 1, args=(str(gate),), limits={"stop": {"ask": LONG}})
-    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[late]))
+    tree = grow(late)
     model = tree.executor("a")
     model.current().request_close()
 
@@ -181,15 +182,11 @@ def test_a_call_of_a_lasting_handle_keeps_its_timeout_while_its_executor_ends(
 
 
 @pytest.fixture
-def gated(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
-) -> tuple[SupervisedExecutor, Path]:
+def gated(grow: Grow, child: Child, tmp_path: Path) -> tuple[SupervisedExecutor, Path]:
     """A lasting handle, and a file without which its executor does not start."""
     gate = tmp_path / "gate"
     gate.touch()
-    children = [child("a", StartsLate, 1, args=(str(gate),))]
-    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=children))
-    return tree.executor("a"), gate
+    return grow(child("a", StartsLate, 1, args=(str(gate),))).executor("a"), gate
 
 
 def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_the_event_loop(
@@ -241,9 +238,9 @@ def test_an_awaited_call_of_a_lasting_handle_keeps_its_timeout_where_no_thread_i
 
 
 def test_a_lasting_handle_refuses_a_wrong_timeout_and_says_that_nothing_restarts_its_executor(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+    grow: Grow, child: Child
 ) -> None:
-    tree = grow(SupervisorSpec("root", children=[child("a", Echo, 1)]))
+    tree = grow(child("a", Echo, 1))
     model = tree.executor("a")
 
     with pytest.raises(SpecError, match="seconds >= 0"):
@@ -258,12 +255,9 @@ def test_a_lasting_handle_refuses_a_wrong_timeout_and_says_that_nothing_restarts
 
 
 def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+    grow: Grow, child: Child
 ) -> None:
-    spec = SupervisorSpec(
-        "root", intensity=Intensity(9, 60.0), children=[child("a", Echo, 1)], fruitless_limit=1
-    )
-    tree = grow(spec)
+    tree = grow(child("a", Echo, 1), fruitless_limit=1)
 
     for _ in range(3):
         before = executor(tree, "a")
@@ -285,17 +279,13 @@ def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use
     ],
 )
 def test_a_single_worker_is_restarted_by_its_type(
-    grow: Callable[..., Supervisor],
-    single: Callable[..., ChildSpec],
+    grow: Grow,
+    single: Child,
     restart: Restart,
     code: int,
     restarted: bool,
 ) -> None:
-    tree = grow(
-        SupervisorSpec(
-            "root", intensity=Intensity(5, 60.0), children=[single("w", Echo, restart=restart)]
-        )
-    )
+    tree = grow(single("w", Echo, restart=restart))
     before = executor(tree, "w")
     before.tell("exit_by", args=("sys", code))
 
@@ -315,7 +305,8 @@ def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
         from phalanx.supervision import Intensity, Supervisor, SupervisorSpec
         runtime = Runtime(console="json", stream=False)
         never = Intensity(0, 60.0)
-        child = executor_child("a", Echo, 1, intensity=never, runtime=runtime)
+        options = {"intensity": never, "launch": {"preload": ()}}
+        child = executor_child("a", Echo, 1, runtime=runtime, **options)
         top = Supervisor(SupervisorSpec("root", intensity=never, children=[child]))
         os.kill(top.child("a").ranks[0].pid, 9)
         top.wait_closed(30)
@@ -330,9 +321,7 @@ def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
     assert levels["phalanx.supervisor_gave_up"] == "critical"
 
 
-def test_a_start_that_fails_starts_nothing_of_the_tree(
-    child: Callable[..., ChildSpec],
-) -> None:
+def test_a_start_that_fails_starts_nothing_of_the_tree(child: Child) -> None:
     bad = child("bad", StartFails, 1, kwargs={"how": "raise"})
 
     with pytest.raises(StartFailed, match="bad"):
@@ -348,15 +337,3 @@ def test_specs_of_executors_are_checked_when_they_are_built() -> None:
         executor_child("a", int, 1)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(SpecError, match="world_size"):
         executor_child("a", Echo, 0)
-
-
-def test_two_trees_of_one_id_leave_each_other_alone(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
-) -> None:
-    trees = [grow(SupervisorSpec("app", children=[child("w", Echo, 1)])) for _ in range(2)]
-    found = [executor(tree, "w") for tree in trees]
-
-    assert [each.name for each in found] == ["app/w", "app/w"]
-    assert [each.collective_rpc("rank", LONG) for each in found] == [[0], [0]]
-    assert [executor(tree, "w") for tree in trees] == found
-    assert [each.status().state for each in found] == ["serving", "serving"]

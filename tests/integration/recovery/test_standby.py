@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.heard import Heard
 from tests.support.options import Make
+from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
 from tests.support.standby_workers import Warm
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Launch
+from phalanx.actors import Executor, Launch, RestartPolicy
 from phalanx.actors.group.standby import StandbyLost
-from phalanx.runtime import usable_processors
+from phalanx.runtime import ReportFolder, WorkerCrashed, usable_processors
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity, SpecError, Strategy
 
 LONG = 30.0
-
-
 USUAL = {"worker": Warm, "strategy": Strategy.ONE_FOR_ONE, "standby": 1, "intensity": OFTEN}
 
 
@@ -97,37 +95,39 @@ def test_arguments_of_a_rank_reach_a_spare_without_the_hook(make: Make) -> None:
     assert (who["pid"], who["extra"]) == (spare, {"mine": 1})
 
 
-def test_a_spare_that_dies_while_it_waits_is_replaced_and_no_failure(make: Make) -> None:
-    ex = make()
-    lost: list[Any] = []
-    ex.subscribe(lambda event: lost.append(event) if hasattr(event, "wait") else None)
+def test_a_spare_that_dies_while_it_waits_is_replaced_and_reported_and_no_failure(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(policy=RestartPolicy(report_dir=tmp_path))
+    crashes, lost = Heard(ex, WorkerCrashed), Heard(ex, StandbyLost)
     wait_warm(ex)
     (spare,) = spares(ex)
 
     os.kill(spare, signal.SIGKILL)
-    wait_for_view(ex, lambda view: view.standby == 0)
+    report = crashes.wait()[0].report
+    wait_until(lambda: spares(ex) not in ([], [spare]))
     wait_warm(ex)
 
-    assert spares(ex) != [spare]
     status = ex.status()
     assert (status.restarts, status.restarts_in_window, status.reports) == (0, 0, ())
-    assert [(event.pid, event.cause, event.wait) for event in lost] == [
-        (spare, "killed (SIGKILL)", 0.0)
-    ]
+    told = [(event.pid, event.cause, event.wait) for event in lost.seen]
+    assert told == [(spare, "killed (SIGKILL)", 0.0)]
+    assert (report.rank, report.decision) == (None, "replace the spare")
+    assert report.child.endswith("/standby")
+    assert str(report.reason) == "killed (SIGKILL)"
+    ex.close()
+    assert [each.report for each in ReportFolder(tmp_path).read()] == [report]
 
 
 @pytest.mark.parametrize("how", ["raise", "die"])
 def test_spares_that_never_get_warm_are_retried_with_a_growing_delay(make: Make, how: str) -> None:
     ex = make(args=(how,))
-    lost: list[Any] = []
-    ex.subscribe(lambda event: lost.append(event) if hasattr(event, "wait") else None)
-    deadline = time.monotonic() + LONG
-    while len(lost) < 3 and time.monotonic() < deadline:
-        ex.collective_rpc("rank", LONG)
 
-    assert lost[0].wait < lost[1].wait < lost[2].wait
+    first, second, third = Heard(ex, StandbyLost).wait(3)
+
+    assert first.wait < second.wait < third.wait
     if how == "raise":
-        assert "ValueError: no such weights" in lost[0].cause
+        assert "ValueError: no such weights" in first.cause
     kill(ex, 0)
     wait_healed(ex, 1)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
@@ -219,14 +219,13 @@ def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(
 ) -> None:
     ex = make(launch="exec")
     wait_warm(ex)
-    lost: queue.Queue[StandbyLost] = queue.Queue()
-    ex.subscribe(lambda event: lost.put(event) if isinstance(event, StandbyLost) else None)
+    lost = Heard(ex, StandbyLost)
     (spare,) = spares(ex)
 
     with monkeypatch.context() as broken:
         broken.setattr(sys, "executable", "/there/is/no/python")
         os.kill(spare, signal.SIGKILL)
-        died, not_started = lost.get(timeout=LONG), lost.get(timeout=LONG)
+        died, not_started = lost.wait(2)[:2]
 
     assert (died.pid, not_started.pid) == (spare, None)
     assert "/there/is/no/python" in not_started.cause

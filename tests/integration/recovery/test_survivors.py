@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,11 @@ def make(make: Make, torch_runtime: Runtime) -> Make:
 
 def pids(ex: Executor[Any]) -> list[int | None]:
     return [info.pid for info in ex.ranks]
+
+
+def are_kept(ex: Executor[Any], before: list[int | None]) -> list[bool]:
+    """Return of each rank whether its process is still the one *before*."""
+    return [now == then for now, then in zip(pids(ex), before, strict=True)]
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
@@ -93,11 +97,7 @@ def test_a_planned_restart_of_a_rank_keeps_the_others(make: Make) -> None:
     assert ex.collective_rpc("total", LONG) == [3.0, 3.0, 3.0]
     kept = ex.collective_rpc("kept", LONG)
     assert [(reforms, epoch) for _, reforms, _, epoch in kept] == [([2], 2), ([], 2), ([2], 2)]
-    assert [pid == old for (_, _, pid, _), old in zip(kept, before, strict=True)] == [
-        True,
-        False,
-        True,
-    ]
+    assert are_kept(ex, before) == [True, False, True]
     assert (ex.status().restarts, ex.status().reports) == (0, ())
 
 
@@ -146,9 +146,8 @@ def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(
     with pytest.raises(WorkerDied, match="rank 2"):
         future.result(LONG)
     assert ex.collective_rpc("total", LONG) == [4.0] * 4
-    after = pids(ex)
     told = "\n".join(report.render() for report in ex.status().reports)
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True], told
+    assert are_kept(ex, before) == [True, True, False, True], told
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -159,15 +158,14 @@ def test_a_survivor_in_the_middle_of_a_message_is_replaced_and_those_that_wait_f
     ex = make(world_size, worker=Sender, policy=RestartPolicy(leave_within=LONG))
     before = pids(ex)
     busy = reduce_for_ever(ex, tmp_path / "begun")
-    assert before[1] is not None
     wait_until(lambda: written(before[1]) > 16 << 20)  # it has begun, and goes on
-    os.kill(before[1], signal.SIGSTOP)
+    kill(ex, 1, signal.SIGSTOP)
 
     kill(ex, 1)
 
     assert isinstance(busy.exception(20.0), WorkerDied)
     assert ex.collective_rpc("total", 20.0) == [float(world_size)] * world_size
-    assert [a == b for a, b in zip(before, pids(ex), strict=True)][2:] == [True] * (world_size - 2)
+    assert are_kept(ex, before)[2:] == [True] * (world_size - 2)
     _, report = ex.status().reports
     assert report.rank == 0
     assert "it is in the middle of a message of gloo" in report.reason.detail
@@ -222,13 +220,13 @@ def test_deaths_one_after_the_other_keep_the_rest_each_time(make: Make) -> None:
     ex = make()
     first = ex.ranks[0].pid
 
-    for round_ in range(1, 6):
+    for round_ in range(1, 4):
         kill(ex, 1 + round_ % 2)
         wait_healed(ex, round_)
         assert ex.collective_rpc("total", LONG) == [3.0] * 3
 
     assert ex.ranks[0].pid == first
-    assert ex.status().epoch == 6
+    assert ex.status().epoch == 4
 
 
 @pytest.mark.parametrize("dead", [(0, 1), (1, 2), (0, 1, 2, 3)])
@@ -241,29 +239,9 @@ def test_several_at_once_are_one_failure_each_or_fewer(make: Make, dead: tuple[i
     wait_healed(ex, len(dead))
 
     assert ex.collective_rpc("total", LONG, retries=5) == [4.0] * 4
-    after = pids(ex)
     told = "\n".join(report.render() for report in ex.status().reports)
-    assert {rank for rank in range(4) if before[rank] != after[rank]} == set(dead), told
+    assert are_kept(ex, before) == [rank not in dead for rank in range(4)], told
     assert ex.status().restarts_in_window <= len(dead)
-
-
-@pytest.mark.parametrize("wrong", ["raise", "die"])
-def test_a_survivor_that_cannot_go_on_is_replaced_within_the_same_restart(
-    make: Make, wrong: str
-) -> None:
-    ex = make(kwargs={"wrong": {0: wrong}}, intensity=Intensity(1, 60.0))
-    before = pids(ex)
-
-    kill(ex, 1)
-
-    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
-    after = pids(ex)
-    assert [a == b for a, b in zip(before, after, strict=True)] == [False, False, True]
-    status = ex.status()
-    assert status.restarts_in_window == 1
-    assert "same restart" in status.reports[-1].decision
-    if wrong == "raise":
-        assert "cannot go on" in str(status.reports[-1].reason)
 
 
 def test_a_hook_that_never_succeeds_costs_a_restart_of_all_and_not_the_group(make: Make) -> None:
@@ -316,7 +294,7 @@ def test_a_survivor_that_is_stopped_in_its_hook_is_replaced_too(make: Make) -> N
     kill(ex, 1)
 
     assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
-    assert [a == b for a, b in zip(before, pids(ex), strict=True)] == [True, False, False]
+    assert are_kept(ex, before) == [True, False, False]
     assert "stopped for" in str(ex.status().reports[-1].reason)
 
 

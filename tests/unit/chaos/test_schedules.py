@@ -1,0 +1,127 @@
+"""What is to be injected: drawn, written down, or refused by name before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.actors import POINTS
+from phalanx.chaos import FAULTS, TARGETS, Chaos, Fault, Schedule, ScheduledFault
+from phalanx.chaos.nemesis.catalog import FaultPattern
+from phalanx.runtime import find_gpus
+from phalanx.supervision import SpecError
+
+
+def drawn(seed: int) -> Schedule:
+    aims = [*map(FaultPattern.of, ("kill", "hang", "stop:driver", "stop:zygote", "exit"))]
+    return Schedule.draw(
+        seed, duration=100.0, rate=1.0, patterns=aims, targets=("random", "group"), points=POINTS
+    )
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert Schedule.from_json(drawn(7).to_json()) == drawn(7)
+
+
+def test_a_drawn_schedule_holds_only_what_can_be_done() -> None:
+    for strike in drawn(9):
+        fault = FAULTS[strike.fault]
+        assert not strike.point or strike.point in fault.points
+        assert strike.target == "random" or strike.target in fault.targets
+    assert 50 < len(drawn(9)) < 150
+
+
+def test_a_schedule_that_would_be_empty_has_one_strike() -> None:
+    for seed in range(20):
+        drawn = Schedule.draw(seed, duration=4.0, rate=0.001, patterns=[FaultPattern("kill")])
+        assert [strike.at < 4.0 for strike in drawn] == [True]
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("faults", {"faults": ("explode",)}),
+        ("faults", {"faults": ()}),
+        ("faults", {"faults": 3}),
+        ("point", {"faults": ("kill@midnight",)}),
+        ("point", {"faults": ("raise@closing",)}),
+        ("points", {"points": ("midnight",)}),
+        ("point", {"faults": ("start_raise",), "points": ("running",)}),
+        ("point", {"faults": ("kill:zygote@running",)}),
+        ("target", {"faults": ("kill:moon",)}),
+        ("target", {"faults": ("hang:zygote",)}),
+        ("target", {"faults": ("hang",), "targets": ("zygote", "store")}),
+        ("targets", {"targets": ()}),
+        ("point", {"faults": ("hang:0@before_send",)}),
+        ("point", {"faults": ("node@running",)}),
+        ("targets", {"targets": ("moon",)}),
+        ("rate", {"rate": 0}),
+        ("rate", {"rate": -1.0}),
+        ("rate", {"rate": float("nan")}),
+        ("rate", {"rate": 1e9}),
+        ("target", {"faults": ("kill:\u00b2",)}),
+        ("duration", {"duration": 0}),
+        (
+            "duration",
+            {
+                "duration": 2.0,
+                "schedule": Schedule((ScheduledFault(number=1, at=5.0, fault="kill"),)),
+            },
+        ),
+        ("seed", {"seed": "seven"}),
+        ("callers", {"callers": 0}),
+        ("record", {"record": Path(__file__)}),
+        ("schedule", {"schedule": [1]}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(field: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        Chaos(**fields)
+
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("target", ["0", *TARGETS])
+@pytest.mark.parametrize("fault", [each for each in FAULTS.values() if each.needs != "gpu"])
+def test_a_fault_can_be_done_to_a_target_or_is_refused_by_name(fault: Fault, target: str) -> None:
+    if target in ("0", "random", *fault.targets):
+        plan = Chaos(faults=(f"{fault.name}:{target}",), targets=(target,))
+        assert {(each.fault, each.target) for each in plan.planned} == {(fault.name, target)}
+        return
+    for fields in ({"faults": (f"{fault.name}:{target}",)}, {"targets": (target,)}):
+        with pytest.raises(SpecError, match="can be done to random, a rank") as caught:
+            Chaos(**{"faults": (fault.name,), **fields})  # type: ignore[arg-type]
+        assert (caught.value.field, caught.value.value) == ("target", target)
+
+
+@pytest.mark.skipif(bool(find_gpus().gpus()), reason="there is a GPU here")
+def test_a_fault_of_a_gpu_is_refused_where_there_is_none() -> None:
+    with pytest.raises(SpecError, match="needs an NVIDIA GPU"):
+        Chaos(faults=("kill", "cuda_error"))
+
+
+def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
+    schedule = Schedule.from_json('[{"at": 1, "fault": "kill", "target": 1}]')
+
+    assert [strike.target for strike in schedule] == ["1"]
+    (stop,) = Schedule.from_json('[{"at": 1, "fault": "stop"}]')
+    assert stop.seconds == FAULTS["stop"].seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"at": 1, "fault": "kill", "target": null}]', "a name, or the number of a rank"),
+        ('[{"at": 1, "fault": "kill", "draw": 1.0}]', r"draw=1\.0"),
+        ('[{"at": 1, "fault": "kill", "number": [1]}]', r"number=\[1\]"),
+        ('[{"at": 1, "fault": "kill", "number": 2}, {"at": 2, "fault": "kill"}]', "number=2"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(text: str, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        Schedule.from_json(text)
