@@ -28,7 +28,7 @@ LOOP = cast("EventLoop", None)  # not reached
         ("runtime_env", "requirements.txt", "give a mapping"),
         ("runtime_env", {"py_modules": [pytest]}, "give plain values"),
         ("runtime_env", {"env_vars": {"X": math.nan}}, "give plain values"),
-        ("node_wait", 0, "give seconds > 0"),
+        ("runtime_env", {"env_vars": {"X": "x" * 100_000}}, "put what is long into working_dir"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(field: str, value: Any, remedy: str) -> None:
@@ -41,11 +41,6 @@ def test_a_field_that_makes_no_sense_is_named(field: str, value: Any, remedy: st
 def test_an_amount_that_makes_no_sense_is_named() -> None:
     with pytest.raises(SpecError, match=r"cluster\.resources\['GPU'\]=-1"):
         Ray(resources={"GPU": -1})
-
-
-def test_a_runtime_environment_has_a_limit() -> None:
-    with pytest.raises(SpecError, match="put what is long into working_dir"):
-        Ray(runtime_env={"env_vars": {"X": "x" * 100_000}})
 
 
 def test_a_ray_that_is_too_old_or_missing_is_told_before_anything_starts(

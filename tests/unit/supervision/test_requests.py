@@ -12,18 +12,14 @@ from typing import Any
 
 import pytest
 from tests.support.processes import run_threads, start_thread
-from tests.support.supervised_actors import LIMIT, Echo, Notices, Puppet, tree, wait_stop
+from tests.support.supervised_actors import CRASH, LIMIT, Echo, Notices, Puppet, tree, wait_stop
 
 from phalanx.supervision import (
     IGNORE,
-    NORMAL,
     ChildExited,
     ChildRefused,
     ChildSpec,
     Notice,
-    Restart,
-    SpecError,
-    StartFailed,
     Strategy,
     Supervisor,
     SupervisorDown,
@@ -72,31 +68,6 @@ def test_instances_are_numbered_and_a_number_is_never_used_twice() -> None:
 
         assert view.start_child() == "w#3"
         assert view.count_children().active == 1
-
-
-def test_a_failed_start_child_raises_the_cause_and_keeps_nothing() -> None:
-    def bad(ctx: Any) -> Any:
-        raise OSError("no")
-
-    with Supervisor(tree()) as top:
-        with pytest.raises(StartFailed) as caught:
-            top.start_child(ChildSpec("a", bad))
-
-        assert isinstance(caught.value.__cause__, OSError)
-        assert top.which_children() == ()
-
-
-def test_a_significant_child_where_nothing_is_is_refused() -> None:
-    with Supervisor(tree()) as top, pytest.raises(SpecError, match="auto_shutdown"):
-        top.start_child(ChildSpec("a", Echo.start, restart=Restart.TRANSIENT, significant=True))
-
-
-def test_requests_to_an_ended_supervisor_raise_at_once() -> None:
-    top = Supervisor(tree())
-    top.close()
-
-    with pytest.raises(SupervisorDown):
-        top.which_children()
 
 
 def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None:
@@ -177,21 +148,30 @@ def test_callers_are_answered_when_the_supervisor_fails(
     top.close()
 
 
-def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() -> None:
-    errors: SimpleQueue[BaseException] = SimpleQueue()
+@pytest.mark.parametrize("nested", [False, True])
+def test_waiting_for_a_tree_on_the_thread_of_one_of_its_supervisors_raises_instead(
+    notices: Notices, nested: bool
+) -> None:
+    raised: SimpleQueue[BaseException] = SimpleQueue()
 
-    def ask(notice: Notice) -> None:
+    def wait_for_itself(notice: Notice) -> None:
         if isinstance(notice, ChildExited):
-            try:
-                top.which_children()
-            except WouldDeadlock as error:
-                errors.put(error)
+            for wait in (top.close, top.which_children):
+                try:
+                    wait()
+                except WouldDeadlock as error:
+                    raised.put(error)
 
     puppet = Puppet()
-    with Supervisor(tree(ChildSpec("a", puppet)), subscriber=ask) as top:
-        puppet.contexts.get(timeout=LIMIT).exited(NORMAL)
+    child = ChildSpec("a", puppet)
+    below = SupervisorSpec("sub", children=[child]) if nested else child
+    with Supervisor(tree(below), subscriber=wait_for_itself) as top:
+        top.subscribe(notices)
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
 
-        assert "itself" in str(errors.get(timeout=LIMIT))
+        for _ in range(2):
+            assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))
+        notices.wait_started("top/sub/a" if nested else "top/a", 2)
 
 
 def test_stopping_twice_and_from_two_threads_is_harmless() -> None:
