@@ -186,6 +186,11 @@ def described(spec: ChildSpec) -> Json:
     }
 
 
+def event_key(event: list[Json]) -> tuple[str, bytes, int]:
+    """Return what events are sorted by."""
+    return event[0], event[1].encode(), event[2]
+
+
 def in_order(events: Iterable[list[Json]]) -> list[list[Json]]:
     """Return *events* with each run of stops of instances of one supervisor sorted."""
     result: list[list[Json]] = []
@@ -193,7 +198,7 @@ def in_order(events: Iterable[list[Json]]) -> list[list[Json]]:
     pool = ""
 
     def flush() -> Iterator[list[Json]]:
-        yield from sorted(run, key=lambda event: (event[1].encode(), event[2]))
+        yield from sorted(run, key=event_key)
         run.clear()
 
     for event in events:
