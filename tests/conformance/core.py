@@ -287,17 +287,9 @@ class CoreWorld:
             process.inbox.append(StopRequested(SHUTDOWN))
             self._pump(process)
             return
-        match process.node.get("on_shutdown", "clean"):
-            case "clean":
-                self._awaited_end(sup, process, SHUTDOWN)
-            case "crash":
-                self._awaited_end(sup, process, REASONS["crash"])
-            case "normal":
-                self._awaited_end(sup, process, REASONS["normal"])
-            case "hang":
-                pass
-            case other:
-                raise AssertionError(other)
+        how = process.node.get("on_shutdown", "clean")
+        if how != "hang":
+            self._awaited_end(sup, process, {"clean": SHUTDOWN, **REASONS}[how])
 
     def _awaited_end(self, sup: Sup, process: Process, reason: ExitReason) -> None:
         if process.alive:

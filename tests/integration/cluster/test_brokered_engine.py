@@ -25,6 +25,8 @@ ORDER = NodeOrder(
     number=0, endpoint="tcp://10.0.0.1:1", gateway_key="k", lease=1.0, join=1.0, place="p"
 )
 
+Make = Callable[..., BrokeredEngine]
+
 
 class Told:
     """What the engine tells, one thing after the other."""
@@ -32,26 +34,16 @@ class Told:
     def __init__(self) -> None:
         self.news = queue.SimpleQueue[tuple[Any, ...]]()
 
-    def offered(self, number: int) -> None:
-        self.news.put(("offered", number))
-
-    def started(self, number: int, key: str) -> None:
-        self.news.put(("started", number, key))
-
-    def unreached(self, number: int, why: str) -> None:
-        self.news.put(("unreached", number, why))
-
-    def doubted(self, number: int, why: str) -> None:
-        self.news.put(("doubted", number, why))
-
-    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
-        self.news.put(("gone", number, why, swept))
-
-    def refused(self, address: str, why: str) -> None:
-        self.news.put(("refused", address, why))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *what, **more: self.news.put((name, *what, *more.values()))
 
     def next(self, count: int = 1) -> list[tuple[Any, ...]]:
         return [self.news.get(timeout=60) for _ in range(count)]
+
+
+@pytest.fixture
+def told() -> Any:
+    return Told()
 
 
 @pytest.fixture
@@ -60,7 +52,7 @@ def journal(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine_of(loop: EventLoop, journal: Path) -> Iterator[Callable[..., BrokeredEngine]]:
+def engine_of(loop: EventLoop, journal: Path) -> Iterator[Make]:
     with contextlib.ExitStack() as made:
 
         def make(*, fails: bool = False) -> BrokeredEngine:
@@ -71,10 +63,8 @@ def engine_of(loop: EventLoop, journal: Path) -> Iterator[Callable[..., Brokered
         yield make
 
 
-def test_what_the_broker_tells_is_told_of_its_node(
-    engine_of: Callable[..., BrokeredEngine],
-) -> None:
-    engine, told = engine_of(), Told()
+def test_what_the_broker_tells_is_told_of_its_node(engine_of: Make, told: Any) -> None:
+    engine = engine_of()
 
     assert engine.open() == Cluster(address="10.0.0.1", ranks_per_node=4)
     engine.reserve(7, told)
@@ -92,9 +82,9 @@ def test_what_the_broker_tells_is_told_of_its_node(
 
 
 def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
-    engine_of: Callable[..., BrokeredEngine], loop: EventLoop, journal: Path
+    engine_of: Make, told: Any, loop: EventLoop, journal: Path
 ) -> None:
-    engine, told = engine_of(), Told()
+    engine = engine_of()
     engine.open()
 
     def ask() -> None:
@@ -111,9 +101,9 @@ def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
 
 
 def test_the_nodes_of_a_broker_that_dies_are_gone_once_and_the_next_one_serves(
-    engine_of: Callable[..., BrokeredEngine],
+    engine_of: Make, told: Any
 ) -> None:
-    engine, told = engine_of(), Told()
+    engine = engine_of()
     engine.open()
     for number in (0, 1):
         engine.reserve(number, told)
@@ -131,9 +121,9 @@ def test_the_nodes_of_a_broker_that_dies_are_gone_once_and_the_next_one_serves(
 
 
 def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
-    engine_of: Callable[..., BrokeredEngine], monkeypatch: pytest.MonkeyPatch
+    engine_of: Make, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, told = engine_of(), Told()
+    engine = engine_of()
     engine.open()
     engine.reserve(0, told)
     told.next()
@@ -159,7 +149,7 @@ def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
 
 
 def test_a_cluster_that_is_not_reached_is_told_and_no_broker_stays(
-    engine_of: Callable[..., BrokeredEngine],
+    engine_of: Make,
 ) -> None:
     engine = engine_of(fails=True)
 
@@ -170,9 +160,9 @@ def test_a_cluster_that_is_not_reached_is_told_and_no_broker_stays(
 
 
 def test_a_close_releases_what_is_left_and_ends_the_broker(
-    engine_of: Callable[..., BrokeredEngine], journal: Path
+    engine_of: Make, told: Any, journal: Path
 ) -> None:
-    engine, told = engine_of(), Told()
+    engine = engine_of()
     engine.open()
     engine.reserve(0, told)
     told.next()
