@@ -14,40 +14,17 @@ from phalanx.supervision import (
 )
 from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
-    Alarm,
     Booted,
     Event,
     Exited,
-    KillChild,
-    Request,
     StartChild,
     Started,
-    StopRequested,
     TerminateChild,
 )
 
 
 def start(ctx: Any) -> Any:
     raise AssertionError("nothing starts here")
-
-
-def test_instances_whose_time_is_over_are_killed_in_start_order() -> None:
-    child = ChildSpec("w", start, shutdown=2.0)
-    machine = SupervisorMachine(
-        SupervisorSpec("top", Strategy.SIMPLE_ONE_FOR_ONE, children=(child,))
-    )
-    machine.handle(Booted(), 0.0)
-    for _ in range(12):
-        for action in machine.handle(Request(None, lambda machine: machine.start_child(None)), 0.0):
-            if isinstance(action, StartChild):
-                machine.handle(Started(action.child, action.serial), 0.0)
-    actions = machine.handle(StopRequested(SHUTDOWN), 0.0)
-    (alarm,) = [action for action in actions if isinstance(action, Alarm)]
-
-    actions = machine.handle(alarm, 2.0)
-
-    killed = [action.child for action in actions if isinstance(action, KillChild)]
-    assert killed == [f"w#{number}" for number in range(1, 13)]
 
 
 def test_a_use_counts_also_if_the_child_is_stopped_for_a_sibling() -> None:
