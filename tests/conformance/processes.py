@@ -1,5 +1,3 @@
-# pyright: reportPrivateUsage=false
-# The driver must see when nothing is under way any more; users need not.
 """Runs scenarios on the real supervisor actors; each worker is a real OS process.
 
 Guarantees: workers really exit, crash, are killed and fail to start; what is recorded is what the

@@ -1,17 +1,14 @@
-# pyright: reportPrivateUsage=false
-# Some tests wait for what lies in a supervisor; users need not.
 """What a running supervisor is asked: every caller is answered, whatever becomes of it."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tests.support.processes import run_threads, start_thread
+from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.supervised_actors import CRASH, LIMIT, Echo, Notices, Puppet, tree, wait_stop
 
 from phalanx.supervision import (
@@ -102,13 +99,6 @@ def ask_in_thread(ask: Callable[[], object]) -> SimpleQueue[object]:
     return answers
 
 
-def wait_request(top: Supervisor, is_there: Callable[[Any], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not is_there(top._top.machine):
-        assert time.monotonic() < deadline, top._top.machine
-        top._top.actor_ref.proxy().ended.get(timeout=LIMIT)  # one more turn of its loop
-
-
 def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None:
     going, go_on = threading.Event(), threading.Event()
 
@@ -121,7 +111,7 @@ def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None
     in_task = ask_in_thread(lambda: top.start_child(ChildSpec("slow", slow)))
     assert going.wait(LIMIT)
     in_mailbox = ask_in_thread(top.count_children)
-    wait_request(top, lambda machine: bool(machine._mailbox))
+    wait_until(lambda: top._top.machine._mailbox)
 
     top.kill()
 

@@ -1,5 +1,3 @@
-# pyright: reportPrivateUsage=false
-# Some tests wait for what lies in a supervisor; users need not.
 """The supervisor as an actor, over threads, Pykka actors, processes and other supervisors."""
 
 from __future__ import annotations
