@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     vectors = [vector for path in options.files for vector in load(path)]
     if options.driver == "core":
         return report(vectors, [run_scenario(v["scenario"]) for v in vectors], options.diffs)
-    from .processes import Nursery, ProcessWorld  # the core driver starts nothing
+    from .nursery import Nursery  # the core driver starts nothing
+    from .processes import ProcessWorld
 
     with Nursery() as nursery:
         traces = [ProcessWorld(vector["scenario"], nursery).run() for vector in vectors]

@@ -11,7 +11,8 @@ import pytest
 
 from .__main__ import load, main
 from .core import run_scenario
-from .processes import Nursery, ProcessWorld
+from .nursery import Nursery
+from .processes import ProcessWorld
 from .scenario import Json
 
 FILES = sorted((Path(__file__).parent / "vectors").glob("*.jsonl"))

@@ -47,7 +47,7 @@ class World:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = 0
         this: Any = self
-        self.owner = NodeOwner(this, this, lambda _: this, LIMITS, self)
+        self.owner = NodeOwner(this, this, lambda _: this, LIMITS, this)
 
     # the loop
     def time(self) -> float:
@@ -112,11 +112,14 @@ class World:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Note whatever else is asked or told of a node, by its name."""
-        if name in NOTED:
-            return lambda number, *_: self.did.append((name, number))
-        if name in PASSED_OVER:
-            return lambda *_: None
-        raise AttributeError(name)
+
+        def note(*what: object) -> None:
+            if name in NOTED:
+                self.did.append((name, what[0]))
+
+        if name not in NOTED | PASSED_OVER:
+            raise AttributeError(name)
+        return note
 
     # what tests do
     def join(self, number: int) -> None:
