@@ -192,24 +192,7 @@ def test_a_gateway_that_is_stopped_ends_its_nodes_by_their_leases_and_is_replace
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_a_node_whose_key_was_not_admitted_ends_by_itself(cluster_of: Make) -> None:
-    """As one that was started for an earlier driver."""
-    cluster = cluster_of(replace(QUICK, join=6.0))
-    admit = cluster.owner._gateway.admit
-    cluster.owner._gateway.admit = lambda *_: None  # type: ignore[method-assign]  # it is not told
-    cluster.gateway.open()
-    cluster.owner.want(1)
-
-    why, _ = cluster.told.wait("refused")
-
-    assert why == "its key is not one of this group's"
-    cluster.owner._gateway.admit = admit  # type: ignore[method-assign]  # as before
-    wait_until(lambda: cluster.engine.told or len(cluster.engine.starters) > 1)
-    wait_until(lambda: not cluster.processes(0))
-    cluster.told.wait("admitted")
-
-
-def test_a_node_with_the_key_of_another_gateway_does_not_speak_to_this_one(
+def test_a_node_with_the_key_of_another_gateway_does_not_speak_to_this_one_and_ends_by_itself(
     cluster_of: Make,
 ) -> None:
     def edit(order: NodeOrder) -> NodeOrder:
@@ -222,4 +205,6 @@ def test_a_node_with_the_key_of_another_gateway_does_not_speak_to_this_one(
     why, _ = cluster.told.wait("refused")
 
     assert why == "it does not speak as one of this group does"
+    wait_until(lambda: cluster.engine.told or len(cluster.engine.starters) > 1)
+    wait_until(lambda: not cluster.processes(0))
     assert cluster.told.of("admitted") == []

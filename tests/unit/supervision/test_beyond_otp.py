@@ -147,6 +147,19 @@ def test_a_thread_that_says_so_or_returns_has_been_of_use(notices: Notices) -> N
         notices.wait_started("top/a", 4)
 
 
+def test_a_use_counts_also_if_the_child_is_stopped_for_a_sibling() -> None:
+    a, b = Puppet(), Puppet()
+    children = ChildSpec("a", a), ChildSpec("b", b)
+    with Supervisor(tree(*children, strategy=Strategy.ONE_FOR_ALL, fruitless_limit=2)) as top:
+        for ended, stopped in ((a, b), (b, a), (a, b), (b, a)):
+            ctx = ended.contexts.get(timeout=LIMIT)
+            stopped.contexts.get(timeout=LIMIT).progressed()
+            ctx.exited(KILLED)
+
+        assert a.contexts.get(timeout=LIMIT)
+        assert top.exit_reason is None
+
+
 def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:
     puppet = Puppet()
     spec = SupervisorSpec(
