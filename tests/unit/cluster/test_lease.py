@@ -21,7 +21,7 @@ from phalanx.cluster.nodes.lease import DRIFT, KILL_TIME, Lease
 LEASE = 10.0
 BEAT = LEASE / decide.BEATS_PER_LEASE
 SIMULATED = 150.0  # seconds of each world
-WORLDS = 400  # of which two show a fence that is 0.3 s too early, and dozens one by a second
+WORLDS = 400  # of which five show a fence 0.3 s too early, and one a driver that forgets the drift
 
 
 class WrongLease(Lease):
@@ -54,7 +54,7 @@ class World:
 
     def __init__(self, seed: int, make: Callable[[float, float], Lease], *, pauses: bool) -> None:
         chance = self._chance = random.Random(seed)
-        self._rate = 1 + chance.uniform(-DRIFT, DRIFT) / 2  # of the node's clock; the other's is 1
+        self._rate = 1 + chance.uniform(-DRIFT, DRIFT)  # of the node's clock; the other's is 1
         self._cut_at = chance.uniform(5, 20)
         self._healed_at = self._cut_at + chance.choice([0.5, 3, 8, 9.5, 10.5, 15, 60, 1000])
         self._cut = chance.choice(["out", "in", "both"])
