@@ -19,13 +19,11 @@ from phalanx.cluster.driver.brokered_engine import BrokeredEngine
 from phalanx.cluster.driver.engine import Cluster
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.runtime import EventLoop
-from phalanx.supervision import ExitReason, RuntimeFault
+from phalanx.supervision import ExitReason
 
 ORDER = NodeOrder(
     number=0, endpoint="tcp://10.0.0.1:1", gateway_key="k", lease=1.0, join=1.0, place="p"
 )
-
-Make = Callable[..., BrokeredEngine]
 
 
 class Told:
@@ -52,20 +50,14 @@ def journal(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine_of(loop: EventLoop, journal: Path) -> Iterator[Make]:
-    with contextlib.ExitStack() as made:
-
-        def make(*, fails: bool = False) -> BrokeredEngine:
-            opening = {"journal": str(journal), "fails": fails}
-            engine = BrokeredEngine(loop, "broker", "tests.support.fake_broker", opening)
-            return made.enter_context(contextlib.closing(engine))
-
-        yield make
+def engine(loop: EventLoop, journal: Path) -> Iterator[BrokeredEngine]:
+    opening = {"journal": str(journal)}
+    engine = BrokeredEngine(loop, "broker", "tests.support.fake_broker", opening)
+    with contextlib.closing(engine):
+        yield engine
 
 
-def test_what_the_broker_tells_is_told_of_its_node(engine_of: Make, told: Any) -> None:
-    engine = engine_of()
-
+def test_what_the_broker_tells_is_told_of_its_node(engine: BrokeredEngine, told: Any) -> None:
     assert engine.open() == Cluster(address="10.0.0.1", ranks_per_node=4)
     engine.reserve(7, told)
     assert told.next() == [("offered", 7)]
@@ -82,9 +74,8 @@ def test_what_the_broker_tells_is_told_of_its_node(engine_of: Make, told: Any) -
 
 
 def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
-    engine_of: Make, told: Any, loop: EventLoop, journal: Path
+    engine: BrokeredEngine, told: Any, loop: EventLoop, journal: Path
 ) -> None:
-    engine = engine_of()
     engine.open()
 
     def ask() -> None:
@@ -100,30 +91,9 @@ def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
     ]
 
 
-def test_the_nodes_of_a_broker_that_dies_are_gone_once_and_the_next_one_serves(
-    engine_of: Make, told: Any
-) -> None:
-    engine = engine_of()
-    engine.open()
-    for number in (0, 1):
-        engine.reserve(number, told)
-    told.next(2)
-    assert engine.pid is not None
-
-    kill(engine.pid)
-
-    why = "the broker has ended: killed by signal 9 (SIGKILL)"
-    assert [each[:2] for each in told.next(2)] == [("gone", 0), ("gone", 1)], why
-    engine.release(0)  # of a broker that is no more: nothing follows
-    engine.reserve(2, told)
-    assert told.next() == [("offered", 2)]
-    assert told.news.empty()
-
-
 def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
-    engine_of: Make, told: Any, monkeypatch: pytest.MonkeyPatch
+    engine: BrokeredEngine, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of()
     engine.open()
     engine.reserve(0, told)
     told.next()
@@ -148,21 +118,9 @@ def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
     assert told.next() == [("offered", 1)]
 
 
-def test_a_cluster_that_is_not_reached_is_told_and_no_broker_stays(
-    engine_of: Make,
-) -> None:
-    engine = engine_of(fails=True)
-
-    with pytest.raises(RuntimeFault, match="^the kettle is cold$"):
-        engine.open()
-
-    assert engine.pid is None
-
-
 def test_a_close_releases_what_is_left_and_ends_the_broker(
-    engine_of: Make, told: Any, journal: Path
+    engine: BrokeredEngine, told: Any, journal: Path
 ) -> None:
-    engine = engine_of()
     engine.open()
     engine.reserve(0, told)
     told.next()
