@@ -1,19 +1,19 @@
 """``python -m tests.conformance [--driver core|processes] FILE...``: are the traces equal?
 
-Prints ``N of M traces equal`` last, before it a diff for the first differences, and which
-scenarios were left out, with the reason. Exit code 1 unless all that ran are equal.
+Prints ``N of M traces equal`` last, before it a diff for the first differences. Exit code 1 unless
+all are equal.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
-from collections import Counter
 from pathlib import Path
+from pprint import pformat
 
 from .core import run_scenario
-from .diff import difference
 from .scenario import Json
 
 
@@ -32,14 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     vectors = [vector for path in options.files for vector in load(path)]
     if options.driver == "core":
         return report(vectors, [run_scenario(v["scenario"]) for v in vectors], options.diffs)
-    from .processes import ProcessDriver, why_not  # the core driver starts nothing
+    from .nursery import Nursery  # the core driver starts nothing
+    from .processes import ProcessWorld
 
-    left_out = [why_not(vector["scenario"]) for vector in vectors]
-    for reason, count in sorted(Counter(filter(None, left_out)).items()):
-        print(f"left out: {count}: {reason}")
-    chosen = [vector for vector, why in zip(vectors, left_out, strict=True) if not why]
-    with ProcessDriver() as driver:
-        return report(chosen, [driver.run(v["scenario"]) for v in chosen], options.diffs)
+    with Nursery() as nursery:
+        traces = [ProcessWorld(vector["scenario"], nursery).run() for vector in vectors]
+    return report(vectors, traces, options.diffs)
 
 
 def report(vectors: list[Json], traces: list[Json], diffs: int) -> int:
@@ -55,6 +53,18 @@ def report(vectors: list[Json], traces: list[Json], diffs: int) -> int:
         print(f"also different: {vector['scenario']['id']}")
     print(f"{len(vectors) - len(different)} of {len(vectors)} traces equal")
     return 1 if different or not vectors else 0
+
+
+def difference(vector: Json, trace: Json) -> str:
+    """Return where *trace* departs from the recorded one, with the steps that led to it."""
+    scenario = vector["scenario"]
+    shown = [
+        pformat({**each, "steps": list(zip(scenario["steps"], each["steps"], strict=False))})
+        for each in (vector["trace"], trace)
+    ]
+    otp, ours = (text.splitlines() for text in shown)
+    diff = difflib.unified_diff(otp, ours, "OTP", "phalanx", lineterm="", n=6)
+    return "\n".join([f"--- {scenario['id']} ({scenario['kind']})", *diff])
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from .scenario import (
     Asked,
     Json,
     asking,
+    event_key,
     in_order,
     listed,
     reason_word,
@@ -286,17 +287,9 @@ class CoreWorld:
             process.inbox.append(StopRequested(SHUTDOWN))
             self._pump(process)
             return
-        match process.node.get("on_shutdown", "clean"):
-            case "clean":
-                self._awaited_end(sup, process, SHUTDOWN)
-            case "crash":
-                self._awaited_end(sup, process, REASONS["crash"])
-            case "normal":
-                self._awaited_end(sup, process, REASONS["normal"])
-            case "hang":
-                pass
-            case other:
-                raise AssertionError(other)
+        how = process.node.get("on_shutdown", "clean")
+        if how != "hang":
+            self._awaited_end(sup, process, {"clean": SHUTDOWN, **REASONS}[how])
 
     def _awaited_end(self, sup: Sup, process: Process, reason: ExitReason) -> None:
         if process.alive:
@@ -319,7 +312,7 @@ class CoreWorld:
                 self._pump(child)
             else:
                 self._ended(child, KILLED)
-        orphans, self.events = sorted(self.events, key=_event_key), kept
+        orphans, self.events = sorted(self.events, key=event_key), kept
         if sup.parent is not None:
             sup.parent.inbox.append(Exited(sup.key, sup.serial, KILLED))
         return orphans
@@ -334,10 +327,6 @@ class CoreWorld:
             if row[1:] == ["running", "supervisor"] and isinstance(child, Sup):
                 row.append(self._tree(child))
         return listed(rows)
-
-
-def _event_key(event: list[Json]) -> tuple[str, bytes, int]:
-    return event[0], event[1].encode(), event[2]
 
 
 def run_scenario(scenario: Json) -> Json:

@@ -24,6 +24,12 @@ DEADLINE = 30.0
 # Exit codes with which a process says that it stopped in an orderly manner.
 SHUTDOWN_CODE, SHUTDOWN_TERM_CODE, IGNORE_CODE = 40, 41, 42
 
+MEANINGS = {
+    0: ExitReason(ExitKind.NORMAL, code=0),
+    SHUTDOWN_CODE: ExitReason(ExitKind.SHUTDOWN),
+    SHUTDOWN_TERM_CODE: ExitReason(ExitKind.SHUTDOWN, "term"),
+}
+
 # The helper: single-threaded, so that forking is safe. It reads lines "start ID DO ON_SHUTDOWN"
 # and "signal ID NUMBER"; it writes "ready ID", "ended ID STATUS".
 _HELPER = f"""
@@ -122,19 +128,11 @@ class StartRefusedError(RuntimeError):
 
 def exit_reason(status: int) -> ExitReason:
     """Return why a process with this wait status ended."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        kind = ExitKind.KILLED if number == signal.SIGKILL else ExitKind.CRASH
-        return ExitReason(kind, signal=number)
-    match os.WEXITSTATUS(status):
-        case 0:
-            return ExitReason(ExitKind.NORMAL, code=0)
-        case 40:
-            return ExitReason(ExitKind.SHUTDOWN)
-        case 41:
-            return ExitReason(ExitKind.SHUTDOWN, "term")
-        case code:
-            return ExitReason(ExitKind.CRASH, code=code)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return MEANINGS.get(code, ExitReason(ExitKind.CRASH, code=code))
+    kind = ExitKind.KILLED if -code == signal.SIGKILL else ExitKind.CRASH
+    return ExitReason(kind, signal=-code)
 
 
 @dataclass

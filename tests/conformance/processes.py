@@ -1,5 +1,3 @@
-# pyright: reportPrivateUsage=false
-# The driver must see when nothing is under way any more; users need not.
 """Runs scenarios on the real supervisor actors; each worker is a real OS process.
 
 Guarantees: workers really exit, crash, are killed and fail to start; what is recorded is what the
@@ -18,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM
-from typing import Any, Self
+from typing import Any
 
 import pykka
 from pykka import messages
@@ -48,47 +46,13 @@ from .scenario import (
     Asked,
     Json,
     asking,
+    event_key,
     in_order,
     listed,
     reason_word,
     script,
     supervisor_spec,
 )
-
-
-def why_not(scenario: Json) -> str:
-    """Return why real processes cannot run *scenario*; empty where they can, as all known can."""
-    known = {
-        "batch",
-        "aligned_clock",
-        "supervisor_exit",
-        "supervisor_kill",
-        "simple_one_for_one",
-        "dynamic_supervisor",
-    }
-    unknown = sorted(set(scenario["requires"]) - known)
-    return f"requires {', '.join(unknown)}" if unknown else ""
-
-
-class ProcessDriver:
-    """Runs scenarios, one after the other, with one nursery."""
-
-    def __init__(self) -> None:
-        self._nursery = Nursery()
-
-    def run(self, scenario: Json) -> Json:
-        """Return the trace of *scenario*."""
-        return ProcessWorld(scenario, self._nursery).run()
-
-    def close(self) -> None:
-        """Close the nursery."""
-        self._nursery.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class VirtualTimers:
@@ -283,11 +247,9 @@ class ProcessWorld:
         path = op["child"]
         actor = self._actor(path)
         if actor is not None:
-            ended = threading.Event()
             actor.post(StopRequested(REASONS[op["reason"]]))
             # In a batch the end must lie in the parent's mailbox before the next message does.
             self._wait(lambda: actor.machine.ended is not None and actor.actor_stopped.is_set())
-            ended.set()
             return "ok"
         worker = self._workers.get(path)
         if worker is None or worker.process is None:
@@ -311,7 +273,7 @@ class ProcessWorld:
         self._wait_quiet()
         record = {"result": "ok", "events": self._taken()}
         with self._lock:
-            orphans = sorted(self._orphaned, key=lambda e: (e[0], e[1].encode(), e[2]))
+            orphans = sorted(self._orphaned, key=event_key)
             self._orphaned, self._orphans = [], set()
         return record | {"orphans": orphans} if orphans else record
 

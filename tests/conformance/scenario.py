@@ -6,8 +6,9 @@ the words of the vectors. The format is described in ``README.md`` beside the ve
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,25 +187,20 @@ def described(spec: ChildSpec) -> Json:
     }
 
 
+def event_key(event: list[Json]) -> tuple[str, bytes, int]:
+    """Return what events are sorted by."""
+    return event[0], event[1].encode(), event[2]
+
+
 def in_order(events: Iterable[list[Json]]) -> list[list[Json]]:
     """Return *events* with each run of stops of instances of one supervisor sorted."""
-    result: list[list[Json]] = []
-    run: list[list[Json]] = []
-    pool = ""
 
-    def flush() -> Iterator[list[Json]]:
-        yield from sorted(run, key=lambda event: (event[1].encode(), event[2]))
-        run.clear()
-
-    for event in events:
+    def pool(event: list[Json]) -> str:
         above, _, name = event[1].rpartition("/")
-        belongs = event[0] == "stop" and "#" in name
-        if not belongs or above != pool:
-            result.extend(flush())
-        pool = above if belongs else ""
-        if belongs:
-            run.append(event)
-        else:
-            result.append(event)
-    result.extend(flush())
+        return above if event[0] == "stop" and "#" in name else ""
+
+    result: list[list[Json]] = []
+    for above, run in itertools.groupby(events, pool):
+        those = list(run)
+        result += sorted(those, key=event_key) if above else those
     return result

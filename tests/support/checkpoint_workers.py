@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.workers import Echo, wait_for
+from tests.support.workers import Echo, go_wrong, wait_for
 
 from phalanx.actors import WorkerContext, method
 
@@ -68,23 +66,12 @@ class Counter(Echo):
     def go_wrong(self, hook: str) -> None:
         if not self.is_wrong(hook):
             return
-        match self.wrong[hook]:
-            case "raise":
-                raise ValueError(f"{hook} goes wrong")
-            case "once":
-                Path(self.when).unlink()
-                raise ValueError(f"{hook} goes wrong once")
-            case "exit":
-                sys.exit(3)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "kill once":
-                Path(self.when).unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "hang":
-                time.sleep(600)
-            case _:
-                pass
+        how, text = self.wrong[hook], f"{hook} goes wrong"
+        if how.endswith("once"):
+            Path(self.when).unlink()
+            how, text = how.removesuffix("once").strip() or "raise", f"{text} once"
+        if how != "unpicklable":
+            go_wrong(how, text)
 
     @method(idempotent=True)
     def add(self, amount: int = 1) -> int:

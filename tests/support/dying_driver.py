@@ -1,6 +1,7 @@
-"""A driver program of its own, for tests that end drivers: ``python dying_driver.py MODE ...``.
+"""A driver program of its own, for tests that end drivers.
 
-Prints one JSON object per line. Its worker class lives in ``__main__``, as in a notebook.
+Usage: ``python -m tests.support.dying_driver MODE [ARGUMENT]``. It prints one JSON object per line.
+Its worker class lives in ``__main__``, as in a notebook.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.options import with_defaults
 from tests.support.transport import TRANSPORT

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.workers import Echo, Unpicklable
+from tests.support.workers import Echo, go_wrong
 
 from phalanx.actors import WorkerContext
 from phalanx.supervision import ExitReason
@@ -62,18 +58,4 @@ class Fickle(Echo):
             self.when.unlink()
         except FileNotFoundError:
             return
-        match self.how:
-            case "raise":
-                raise ValueError("it went wrong")
-            case "unpicklable":
-                raise Unpicklable("it went wrong")
-            case "interrupt":
-                raise KeyboardInterrupt
-            case "exit":
-                sys.exit(3)
-            case "exit at once":
-                os._exit(3)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case _:
-                time.sleep(600)
+        go_wrong(self.how, "it went wrong")

@@ -15,9 +15,6 @@ def main() -> None:
     def tell(**what: object) -> None:
         control.send(json.dumps(what).encode())
 
-    if opening["fails"]:
-        tell(failed="the kettle is cold")
-        sys.exit(1)
     tell(address="10.0.0.1", ranks_per_node=4)
     while data := control.recv(1 << 17):
         order = json.loads(data)

@@ -32,10 +32,8 @@ def outcome_of_no_call(teller: Teller) -> None:
 
 
 def sent_again_though_begun(teller: Teller) -> None:
-    call = teller.issue()
-    teller.begin(call, teller.send(call), 0)
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    call = teller.begin_new()
+    teller.restart()
     again(teller, call)
 
 
@@ -43,8 +41,7 @@ def retried_too_often(teller: Teller) -> None:
     call = teller.issue(retries=1)
     for _ in range(2):
         teller.begin(call, teller.send(call), 0)
-        teller.die(0, stopped=(1,))
-        teller.start(0, 1)
+        teller.restart()
     teller.begin(call, teller.send(call), 0)
     teller.settle(call, "died")
 
@@ -52,17 +49,14 @@ def retried_too_often(teller: Teller) -> None:
 def delivered_twice(teller: Teller) -> None:
     call = teller.issue(retries=3)
     wire = teller.send(call)
-    for rank in (0, 1, 1):
-        teller.begin(call, wire, rank)
-        teller.end(call, wire, rank)
+    teller.run(call, wire, 0, 1, 1)
     teller.settle(call)
 
 
 def answered_and_never_run(teller: Teller) -> None:
     call = teller.issue()
     wire = teller.send(call)
-    teller.begin(call, wire, 0)
-    teller.end(call, wire, 0)
+    teller.run(call, wire, 0)
     teller.settle(call)
 
 
@@ -71,8 +65,7 @@ def ranks_disagree_about_the_order(teller: Teller) -> None:
     wires = {one: teller.send(one), two: teller.send(two)}
     for rank, order in ((0, (one, two)), (1, (two, one))):
         for call in order:
-            teller.begin(call, wires[call], rank)
-            teller.end(call, wires[call], rank)
+            teller.run(call, wires[call], rank)
     teller.settle(one)
     teller.settle(two)
 
@@ -89,9 +82,8 @@ def answers_of_two_sendings(teller: Teller) -> None:
     call = teller.issue(retries=1)
     first = teller.send(call)
     second = teller.send(call)
-    for rank, wire in ((0, first), (0, second), (1, second)):
-        teller.begin(call, wire, rank)
-        teller.end(call, wire, rank)
+    teller.run(call, first, 0)
+    teller.run(call, second, 0, 1)
     teller.settle(call)
     teller.take(call, first, 0)
     teller.take(call, second, 1)
@@ -117,8 +109,7 @@ def item_of_a_stream_left_out(teller: Teller) -> None:
 
 
 def out_of_time_too_early(teller: Teller) -> None:
-    call = teller.issue(seconds=3.0)
-    teller.begin(call, teller.send(call), 0)
+    call = teller.begin_new(seconds=3.0)
     teller.settle(call, "timeout")
 
 
@@ -134,28 +125,22 @@ def ended_long_after_its_deadline(teller: Teller) -> None:
 
 def told_of_a_death_that_was_none(teller: Teller) -> None:
     """Deaths come before and after, as they do all the time in a run."""
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
-    call = teller.issue()
-    teller.begin(call, teller.send(call), 0)
+    teller.restart()
+    call = teller.begin_new()
     teller.settle(call, "died", deaths=((1, 2),))
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
 
 
 def told_of_a_death_without_a_report(teller: Teller) -> None:
-    call = teller.issue()
-    teller.begin(call, teller.send(call), 0)
+    call = teller.begin_new()
     teller.die(0, stopped=(1,))
     teller.settle(call, "died", deaths=())
     teller.start(0, 1)
 
 
 def told_of_the_death_before_it_was_sent(teller: Teller) -> None:
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
-    call = teller.issue()
-    teller.begin(call, teller.send(call), 0)
+    teller.restart()
+    call = teller.begin_new()
     teller.settle(call, "died")
 
 
@@ -204,14 +189,12 @@ def two_incarnations_at_once(teller: Teller) -> None:
 
 
 def woke_beside_its_predecessor(teller: Teller) -> None:
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
     teller.add(WorkerStarted, **teller.who(0), pid=2, outlived=(1001,))
 
 
 def woke_of_a_process_older_than_the_end_of_its_predecessor(teller: Teller) -> None:
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
     teller.add(WorkerStarted, **teller.who(0), pid=2, age=0.5)
 
 
@@ -241,13 +224,11 @@ def death_known_late(teller: Teller) -> None:
         lethal=True,
     )
     teller.now += 11.0
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
 
 
 def same_place_in_two_epochs(teller: Teller) -> None:
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
     teller.add(WorkerStarted, **teller.who(0), pid=2, rendezvous="127.0.0.1:7001", kept=True)
 
 
@@ -295,11 +276,9 @@ def passed_over(teller: Teller) -> None:
     """Rank 1 never hears of a call, and runs the next."""
     lost = teller.issue(retries=1)
     wire = teller.send(lost)
-    teller.begin(lost, wire, 0)
-    teller.end(lost, wire, 0)
+    teller.run(lost, wire, 0)
     teller.serve()
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
     again(teller, lost)
 
 
@@ -307,26 +286,20 @@ def unheard(teller: Teller) -> None:
     """Both ranks answer a call that is made again for want of these answers."""
     lost = teller.issue(retries=1)
     wire = teller.send(lost)
-    for rank in (0, 1):
-        teller.begin(lost, wire, rank)
-        teller.end(lost, wire, rank)
+    teller.run(lost, wire)
     teller.serve()
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
     again(teller, lost)
 
 
 def again(teller: Teller, call: int) -> None:
     wire = teller.send(call)
-    for rank in (0, 1):
-        teller.begin(call, wire, rank)
-        teller.end(call, wire, rank)
+    teller.run(call, wire)
     teller.settle(call)
 
 
 def retry_never_made(teller: Teller) -> None:
-    call = teller.issue(retries=2)
-    teller.begin(call, teller.send(call), 0)
+    call = teller.begin_new(retries=2)
     teller.die(0, stopped=(1,))
     teller.settle(call, "died")
     teller.start(0, 1)
@@ -346,10 +319,8 @@ def failed_and_never_begun(teller: Teller) -> None:
 
 
 def sent_again_behind_a_later_one(teller: Teller) -> None:
-    call = teller.issue(retries=1)
-    teller.begin(call, teller.send(call), 0)
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    call = teller.begin_new(retries=1)
+    teller.restart()
     teller.serve()
     again(teller, call)
 

@@ -78,6 +78,11 @@ class Teller:
         for other in stopped:
             self.add(RankExited, **self.who(other), pid=self.pid(other), reason="shutdown")
 
+    def restart(self) -> None:
+        """Have rank 0 of two die, and both start anew."""
+        self.die(0, stopped=(1,))
+        self.start(0, 1)
+
     def issue(self, shape: str = "collective", **more: Any) -> int:
         self.calls += 1
         what = {"method": "m", "shape": shape, **more}
@@ -101,6 +106,18 @@ class Teller:
     ) -> None:
         self.add(CallEnded, **self.who(rank), call=call, wire=wire, error=error, joined=joined)
 
+    def run(self, call: int, wire: int, *ranks: int) -> None:
+        """Begin and end *call* on *ranks*, or on all, one after the other."""
+        for rank in ranks or range(self.size):
+            self.begin(call, wire, rank)
+            self.end(call, wire, rank)
+
+    def begin_new(self, **more: Any) -> int:
+        """Issue a call, send it, and begin it on rank 0."""
+        call = self.issue(**more)
+        self.begin(call, self.send(call), 0)
+        return call
+
     def take(self, call: int, wire: int, rank: int, **other: Any) -> None:
         said = {"by_call": call, "by_rank": rank, "by_wire": wire}
         said["by_incarnation"] = self.incarnations[rank]
@@ -115,9 +132,7 @@ class Teller:
     def serve(self, **more: Any) -> int:
         call = self.issue(**more)
         wire = self.send(call)
-        for rank in range(self.size):
-            self.begin(call, wire, rank)
-            self.end(call, wire, rank)
+        self.run(call, wire)
         self.settle(call)
         for rank in range(self.size):
             self.take(call, wire, rank)

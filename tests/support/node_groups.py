@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from tests.support.processes import LONG, wait_until
 
 from phalanx.cluster.driver.engine import Engine
 from phalanx.cluster.driver.node_owner import NodeOwner
-from phalanx.cluster.link.messages import Ended, Greeting, Launch, Message, RankLaunch, Started
+from phalanx.cluster.link.messages import Ended, Launch, RankLaunch, Started
 from phalanx.cluster.link.node_gateway import NodeGateway
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.runtime import EventLoop, Launcher, Zmq, process_tree
@@ -32,35 +33,8 @@ class Told:
         self._patience = patience
         self._news = threading.Condition()
 
-    def admitted(self, number: int, greeting: Greeting) -> None:
-        self._note("admitted", number, greeting)
-
-    def suspected(self, number: int, why: str) -> None:
-        self._note("suspected", number, why)
-
-    def recovered(self, number: int) -> None:
-        self._note("recovered", number, None)
-
-    def lost(self, number: int, why: str) -> None:
-        self._note("lost", number, why)
-
-    def fenced(self, number: int, why: str) -> None:
-        self._note("fenced", number, why)
-
-    def received(self, number: int, message: Message) -> None:
-        self._note(type(message).__name__, number, message)
-
-    def refused(self, address: str, why: str) -> None:
-        self._note("refused", -1, why)
-
-    def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
-        self._note("put aside", number, until)
-
-    def emptied(self) -> None:
-        self._note("emptied", -1, None)
-
-    def failed(self, error: Exception) -> None:
-        self._note("failed", -1, error)
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return partial(self._hear, name)
 
     def of(self, what: str, number: int | None = None) -> list[tuple[Any, float]]:
         return [(x, at) for w, n, x, at in self.all if w == what and number in (None, n)]
@@ -74,9 +48,12 @@ class Told:
             assert enough, f"no {what} of {number}: {self.all}"
         return self.of(what, number)[count - 1]
 
-    def _note(self, what: str, number: int, detail: Any) -> None:
+    def _hear(self, what: str, *told: Any) -> None:
+        """Keep a message under its own name, and what is said of no node under -1."""
+        name = type(told[1]).__name__ if what == "received" else what
+        number = told[0] if told and isinstance(told[0], int) else -1
         with self._news:
-            self.all.append((what, number, detail, time.monotonic()))
+            self.all.append((name, number, told[-1] if told else None, time.monotonic()))
             self._news.notify_all()
 
 
@@ -103,7 +80,8 @@ class NodeGroup:
             self.gateway = NodeGateway(loop, launcher, options, group="tp", events=owner)
             return self.gateway
 
-        self.owner = NodeOwner(loop, engine, gateway, limits, self.told)
+        listener: Any = self.told
+        self.owner = NodeOwner(loop, engine, gateway, limits, listener)
         self._engine = engine
         self._launches = 0
 
@@ -121,7 +99,6 @@ class NodeGroup:
         payload: str = "",
         ranks: tuple[int, ...] = (0,),
         incarnation: int = 1,
-        env: Mapping[str, str] | None = None,
     ) -> tuple[int, ...]:
         """Start *ranks* on a node that run *entry*; return their pids."""
         self._launches += 1
@@ -134,7 +111,6 @@ class NodeGroup:
                     entry=f"tests.support.node_ranks:{entry}",
                     label=f"tp/{rank}",
                     payload=payload.encode(),
-                    env=env or {},
                 )
                 for rank in ranks
             ),

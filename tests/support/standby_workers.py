@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
-from tests.support.workers import Echo, wait_for
+from tests.support.workers import Echo, go_wrong, wait_for
 
 
 class Warm(Echo):
@@ -22,17 +21,15 @@ class Warm(Echo):
     def on_standby(self) -> None:
         assert not hasattr(self, "ctx")
         match self.how:
-            case "raise":
-                raise ValueError("no such weights")
             case "hang":
                 wait_for(self.gate, 600)
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
             case "note":
                 with Path(self.gate).open("a") as file:
                     file.write("warm\n")
-            case _:
+            case "":
                 pass
+            case _:
+                go_wrong(self.how, "no such weights")
         self.loaded_in.append(os.getpid())
 
     def loaded(self) -> tuple[list[int], int]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
-from tests.support.workers import Echo, wait_for
+from tests.support.workers import Echo, go_wrong, wait_for
 
 from phalanx.actors import AsyncOutput, WorkerContext
 from phalanx.runtime import abort_process_groups
@@ -35,17 +34,10 @@ class Keeper(Echo):
 
         assert not dist.is_initialized()
         self.reforms.append(ctx.epoch)
-        match self.wrong.get(ctx.rank):
-            case "raise":
-                raise ValueError("cannot go on")
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "hang":
-                time.sleep(600)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case _:
-                self.join(ctx)
+        if ctx.rank in self.wrong:
+            go_wrong(self.wrong[ctx.rank], "cannot go on")
+        else:
+            self.join(ctx)
 
     def join(self, ctx: WorkerContext) -> None:
         ctx.init_process_group("gloo", timeout=60)

@@ -58,6 +58,29 @@ def wait_for(path: str, seconds: float = 30.0) -> None:
         time.sleep(0.002)
 
 
+def go_wrong(how: str, text: str) -> None:
+    """Go wrong in one of the ways there are for a hook of a worker."""
+    match how:
+        case "raise":
+            raise ValueError(text)
+        case "unpicklable":
+            raise Unpicklable(text)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "exit":
+            sys.exit(3)
+        case "exit at once":
+            os._exit(3)
+        case "kill" | "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(600)
+        case _:
+            raise AssertionError(how)
+
+
 class Echo(WorkerActor):
     """Does as it is told."""
 
@@ -197,36 +220,33 @@ class StartFails(Echo):
     def on_start(self, ctx: WorkerContext) -> None:
         if ctx.rank != self.bad or ctx.incarnation < self.since:
             return
-        match self.how:
-            case "raise":
-                raise ValueError("bad weights")
-            case "linger":
-                threading.Thread(target=time.sleep, args=(600,)).start()
-                raise ValueError("bad weights")
-            case "unpicklable":
-                raise Unpicklable("bad weights")
-            case "exit":
-                os._exit(0)
-            case "sysexit":
-                sys.exit(7)
-            case "hang":
-                time.sleep(600)
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case _:
-                raise AssertionError(self.how)
+        if self.how == "exit":
+            os._exit(0)
+        if self.how == "sysexit":
+            sys.exit(7)
+        if self.how == "linger":
+            threading.Thread(target=time.sleep, args=(600,)).start()
+        go_wrong("raise" if self.how == "linger" else self.how, "bad weights")
 
 
-class LateAgain(Echo):
-    """Is not started again before *gate* is there."""
+class StartsLate(Echo):
+    """Is not started before *gate* is there."""
+
+    from_incarnation = 1
 
     def __init__(self, gate: str) -> None:
         super().__init__()
         self.gate = gate
 
     def on_start(self, ctx: WorkerContext) -> None:
-        if ctx.incarnation > 1:
-            self.gated(self.gate, None)
+        if ctx.incarnation >= self.from_incarnation:
+            self.gated(self.gate)
+
+
+class LateAgain(StartsLate):
+    """Is not started again before *gate* is there."""
+
+    from_incarnation = 2
 
 
 class NotesStarts(Echo):
@@ -238,17 +258,6 @@ class NotesStarts(Echo):
 
     def on_start(self, ctx: WorkerContext) -> None:
         Path(self.folder, f"{ctx.rank}#{ctx.incarnation}").touch()
-
-
-class StartsLate(Echo):
-    """Is not started before *gate* is there."""
-
-    def __init__(self, gate: str) -> None:
-        super().__init__()
-        self.gate = gate
-
-    def on_start(self, ctx: WorkerContext) -> None:
-        self.gated(self.gate, ctx.rank)
 
 
 class Tidy(Echo):

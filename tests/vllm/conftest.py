@@ -29,6 +29,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def said_by(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run a program of this folder with a folder and these words; return what it has said."""
+
+    def run(program: str, *words: str) -> dict[str, Any]:
+        command = [sys.executable, str(Path(__file__).with_name(program)), str(tmp_path), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LONG, check=False)
+        assert done.returncode == 0, done.stderr[-6000:]
+        said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return said
+
+    return run
+
+
+@pytest.fixture
 def survive() -> Callable[..., dict[str, Any]]:
     """Run the benchmark with these options; return its result and check what it left behind."""
 

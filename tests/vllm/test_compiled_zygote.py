@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from tests.support.programs import run_python
 
 _STEP = """
 import os
@@ -45,17 +43,13 @@ print("same", ComputeSlotMappingKernel.kernel is kernel)
 
 @pytest.mark.timeout(600)
 def test_a_rank_with_one_processor_compiles_nothing_and_is_forked_from_one_thread() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _STEP], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_python("-c", _STEP, timeout=600)
 
     assert done.stdout.split()[-2:] == ["threads", "1"], done.stderr[-4000:]
 
 
 @pytest.mark.timeout(600)
 def test_the_kernels_of_the_platform_are_put_in_place_once_for_all_ranks() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _KERNELS], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_python("-c", _KERNELS, timeout=600)
 
     assert done.stdout.split()[-5:] == ["once", "True", "True", "same", "True"], done.stderr[-4000:]

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-_PROGRAM = Path(__file__).parent / "device_errors.py"
 
 
 @pytest.mark.timeout(1600)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_request_outlives_the_device_errors_of_its_workers(
-    tmp_path: Path, ranks: int
+    said_by: Callable[..., dict[str, Any]], ranks: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, str(_PROGRAM), str(tmp_path), str(ranks)],
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+    said = said_by("device_errors.py", str(ranks))
 
-    assert done.returncode == 0, done.stderr[-6000:]
-    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     assert (said["started"], said["left"]) == (2, [])
     assert "illegal memory access" in said["report"]
     rounds = {name: each for name, each in said.items() if name.endswith(("True", "False"))}

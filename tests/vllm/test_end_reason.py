@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from importlib import import_module
 from typing import Any
+
+from tests.support.programs import run_python
 
 _PROGRAM = """
 import phalanx.integrations.vllm.executor
@@ -35,8 +35,6 @@ def test_a_program_that_another_client_has_started_gets_the_reason_too() -> None
     import_module("phalanx.integrations.vllm.executor")  # names the folder, in this environment
     assert "PHALANX_VLLM_STATE" in os.environ
 
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_python("-c", _PROGRAM, timeout=300)
 
     assert "rank 1 died" in done.stdout, done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,27 +11,9 @@ from benchmarks.__main__ import main
 from benchmarks.harness.roster import TRANSPORTS, choose
 from benchmarks.harness.venvs import FOLDER, Environments
 from benchmarks.training.command import OURS
-from tests.support.programs import run_python
+from tests.integration.benchmarks.conftest import bench
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(300)]
-
-
-def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return run_python(
-        "-m",
-        "benchmarks",
-        *words,
-        timeout=240,
-        cwd=cwd,
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(
-                [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-            )
-        },
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def test_rpc_gives_a_table_figures_and_a_picture_and_names_who_is_not_there(

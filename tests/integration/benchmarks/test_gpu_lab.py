@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.gpu.command import EXPERIMENTS
-from tests.support.programs import run_python
+from tests.integration.benchmarks.conftest import bench
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(240)]
 SERIES = {
     "e1": {"kills": 5},
@@ -27,13 +25,7 @@ SERIES = {
 
 def rehearse(name: str, out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     """Return the exit code, and what is in the file."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = run_python(
-        *("-m", "benchmarks", "gpu", name, "--rehearse", "--out", str(out), *words),
-        timeout=230,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    done = bench("gpu", name, "--rehearse", "--out", str(out), *words)
     found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
     return done.returncode, found
 

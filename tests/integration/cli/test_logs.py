@@ -13,7 +13,6 @@ import uuid
 from typing import Any
 
 import pytest
-from tests.support.programs import run_python
 
 from phalanx.cli.logs import add_arguments, is_wanted
 from phalanx.cli.select_driver import choose
@@ -59,14 +58,6 @@ def test_it_shows_what_the_driver_says_and_ends_with_it(launcher: Launcher) -> N
     assert {record["event"] for record in records} == {"said", "phalanx.stream_closed"}
     numbers = [record["number"] for record in records[:-1]]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
-def test_without_a_driver_it_says_so_in_one_line() -> None:
-    done = run_python("-c", LOGS, "nobody")
-
-    assert done.returncode == 2
-    assert done.stderr.startswith("phalanx logs: driver='nobody': ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_driver_is_chosen_by_pid_by_name_or_by_being_the_only_one() -> None:

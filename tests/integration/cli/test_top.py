@@ -219,16 +219,19 @@ def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     assert silent == (1, "", problem)
 
 
-def test_a_driver_that_falls_silent_is_said_to_be() -> None:
+def drawn(picture: Picture, width: int = 100, *, name: str = "", records: Any = ()) -> str:
     from rich.console import Console
 
+    console = Console(width=width, record=True, file=io.StringIO())
+    driver = DriverStream(pid=1, name=name, started_at=time.time(), address="")
+    console.print(draw(driver, picture, records, width))
+    return console.export_text()
+
+
+def test_a_driver_that_falls_silent_is_said_to_be() -> None:
     picture = Picture(groups=[], trees=[], ended={}, at=time.monotonic() - 42)
-    console = Console(width=100, record=True, file=io.StringIO())
-    driver = DriverStream(pid=1, name="", started_at=0.0, address="")
 
-    console.print(draw(driver, picture, [], 100))
-
-    assert "silent for 42 s" in console.export_text()
+    assert "silent for 42 s" in drawn(picture)
 
 
 def group_part(first: int, size: int, ranks: int) -> dict[str, Any]:
@@ -281,8 +284,6 @@ def test_calls_per_second_are_those_since_the_last_picture() -> None:
 
 
 def shown_at(width: int, name: str) -> str:
-    from rich.console import Console
-
     sketch = Sketch()
     part: dict[str, Any] = {**group_part(0, 1, 1), "group": name}
     part["ranks"][0] |= {"pid": os.getpid(), "served": 123_456}
@@ -291,10 +292,8 @@ def shown_at(width: int, name: str) -> str:
     sketch.take({**part, **more, **counts, "in_flight": 1, "waiting": 0, "standby": 0})
     picture = sketch.take(ended(1))
     assert isinstance(picture, Picture)
-    console = Console(width=width, record=True, file=io.StringIO())
-    driver = DriverStream(pid=1, name="d\x1b[31;1H", started_at=0.0, address="")
-    console.print(draw(driver, picture, [{"event": "e\x07", "level": "info"}], width))
-    return console.export_text()
+    records = [{"event": "e\x07", "level": "info"}]
+    return drawn(picture, width, name="d\x1b[31;1H", records=records)
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -315,32 +314,22 @@ def test_names_do_not_command_the_terminal() -> None:
     assert "e\\x07" in shown
 
 
-def test_a_node_is_shown_with_its_last_beat_and_its_devices(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    driver = DriverStream(pid=1, name="", started_at=time.time(), address="")
+def test_a_node_is_shown_with_its_last_beat_and_its_devices() -> None:
     up = {"node": 0, "host": "alpha", "state": "up", "ranks": [0, 1]}
     nodes: list[dict[str, Any]] = [
         {**up, "beat_age": 0.25, "devices": ["GPU-aaaa", "GPU-bbbb"]},
         {"node": 1, "host": "", "state": "asked", "ranks": [], "beat_age": None, "devices": []},
         {**up, "node": 2, "ranks": [], "beat_age": 0.0, "devices": []},
     ]
-    group: dict[str, Any] = {
-        "group": "tp",
-        "worker": "W",
-        "world_size": 2,
-        "strategy": "one_for_one",
-    }
-    group |= dict.fromkeys(("restarts", "restarts_in_window", "max_restarts", "epoch"), 1)
+    group: dict[str, Any] = {"group": "tp", "worker": "W", "strategy": "one_for_one"}
+    counts = ("restarts", "restarts_in_window", "max_restarts", "epoch", "world_size")
+    group |= dict.fromkeys(counts, 1)
     group |= dict.fromkeys(("in_flight", "waiting", "standby"), 0)
     group |= {"phase": "serving", "ranks": [], "nodes": nodes}
-    picture = Picture(groups=[group], trees=[], ended={}, at=time.monotonic())
 
-    from rich.console import Console
+    text = drawn(Picture(groups=[group], trees=[], ended={}, at=time.monotonic()), 200)
 
-    Console(width=200).print(draw(driver, picture, [], 200))
-
-    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    shown = [" ".join(line.split()) for line in text.splitlines()]
     assert "node 0 alpha up ranks 0, 1, beat 0.2 s ago GPU-aaaa GPU-bbbb" in shown
     assert "node 1 asked" in shown
     assert "node 2 alpha up spare, beat 0.0 s ago" in shown

@@ -19,7 +19,7 @@ from phalanx.cluster.driver.brokered_engine import BrokeredEngine
 from phalanx.cluster.driver.engine import Cluster
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.runtime import EventLoop
-from phalanx.supervision import ExitReason, RuntimeFault
+from phalanx.supervision import ExitReason
 
 ORDER = NodeOrder(
     number=0, endpoint="tcp://10.0.0.1:1", gateway_key="k", lease=1.0, join=1.0, place="p"
@@ -32,26 +32,16 @@ class Told:
     def __init__(self) -> None:
         self.news = queue.SimpleQueue[tuple[Any, ...]]()
 
-    def offered(self, number: int) -> None:
-        self.news.put(("offered", number))
-
-    def started(self, number: int, key: str) -> None:
-        self.news.put(("started", number, key))
-
-    def unreached(self, number: int, why: str) -> None:
-        self.news.put(("unreached", number, why))
-
-    def doubted(self, number: int, why: str) -> None:
-        self.news.put(("doubted", number, why))
-
-    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
-        self.news.put(("gone", number, why, swept))
-
-    def refused(self, address: str, why: str) -> None:
-        self.news.put(("refused", address, why))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *what, **more: self.news.put((name, *what, *more.values()))
 
     def next(self, count: int = 1) -> list[tuple[Any, ...]]:
         return [self.news.get(timeout=60) for _ in range(count)]
+
+
+@pytest.fixture
+def told() -> Any:
+    return Told()
 
 
 @pytest.fixture
@@ -60,22 +50,14 @@ def journal(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine_of(loop: EventLoop, journal: Path) -> Iterator[Callable[..., BrokeredEngine]]:
-    with contextlib.ExitStack() as made:
-
-        def make(*, fails: bool = False) -> BrokeredEngine:
-            opening = {"journal": str(journal), "fails": fails}
-            engine = BrokeredEngine(loop, "broker", "tests.support.fake_broker", opening)
-            return made.enter_context(contextlib.closing(engine))
-
-        yield make
+def engine(loop: EventLoop, journal: Path) -> Iterator[BrokeredEngine]:
+    opening = {"journal": str(journal)}
+    engine = BrokeredEngine(loop, "broker", "tests.support.fake_broker", opening)
+    with contextlib.closing(engine):
+        yield engine
 
 
-def test_what_the_broker_tells_is_told_of_its_node(
-    engine_of: Callable[..., BrokeredEngine],
-) -> None:
-    engine, told = engine_of(), Told()
-
+def test_what_the_broker_tells_is_told_of_its_node(engine: BrokeredEngine, told: Any) -> None:
     assert engine.open() == Cluster(address="10.0.0.1", ranks_per_node=4)
     engine.reserve(7, told)
     assert told.next() == [("offered", 7)]
@@ -92,9 +74,8 @@ def test_what_the_broker_tells_is_told_of_its_node(
 
 
 def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
-    engine_of: Callable[..., BrokeredEngine], loop: EventLoop, journal: Path
+    engine: BrokeredEngine, told: Any, loop: EventLoop, journal: Path
 ) -> None:
-    engine, told = engine_of(), Told()
     engine.open()
 
     def ask() -> None:
@@ -110,30 +91,9 @@ def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(
     ]
 
 
-def test_the_nodes_of_a_broker_that_dies_are_gone_once_and_the_next_one_serves(
-    engine_of: Callable[..., BrokeredEngine],
-) -> None:
-    engine, told = engine_of(), Told()
-    engine.open()
-    for number in (0, 1):
-        engine.reserve(number, told)
-    told.next(2)
-    assert engine.pid is not None
-
-    kill(engine.pid)
-
-    why = "the broker has ended: killed by signal 9 (SIGKILL)"
-    assert [each[:2] for each in told.next(2)] == [("gone", 0), ("gone", 1)], why
-    engine.release(0)  # of a broker that is no more: nothing follows
-    engine.reserve(2, told)
-    assert told.next() == [("offered", 2)]
-    assert told.news.empty()
-
-
 def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
-    engine_of: Callable[..., BrokeredEngine], monkeypatch: pytest.MonkeyPatch
+    engine: BrokeredEngine, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, told = engine_of(), Told()
     engine.open()
     engine.reserve(0, told)
     told.next()
@@ -158,21 +118,9 @@ def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
     assert told.next() == [("offered", 1)]
 
 
-def test_a_cluster_that_is_not_reached_is_told_and_no_broker_stays(
-    engine_of: Callable[..., BrokeredEngine],
-) -> None:
-    engine = engine_of(fails=True)
-
-    with pytest.raises(RuntimeFault, match="^the kettle is cold$"):
-        engine.open()
-
-    assert engine.pid is None
-
-
 def test_a_close_releases_what_is_left_and_ends_the_broker(
-    engine_of: Callable[..., BrokeredEngine], journal: Path
+    engine: BrokeredEngine, told: Any, journal: Path
 ) -> None:
-    engine, told = engine_of(), Told()
     engine.open()
     engine.reserve(0, told)
     told.next()

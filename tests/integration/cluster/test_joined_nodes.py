@@ -9,16 +9,15 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.drivers import Driver
 from tests.support.joining_nodes import Site
-from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.processes import LONG, wait_until
 from tests.support.workers import Echo
 
 from phalanx.cluster import NodeFenced, NodeLost
-from phalanx.errors import NoNode, RuntimeFault, SpecError, StartFailed
+from phalanx.errors import NoNode, RuntimeFault, StartFailed
 from phalanx.runtime import Runtime, StrangerRefused, procfs
 
 OTHER_VERSION = (
@@ -94,23 +93,6 @@ def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runt
     assert fenced.why == "its last word"  # and not its lease, for which all would have waited
 
 
-def test_a_command_that_is_killed_is_one_death_of_all_its_ranks(
-    site: Site, runtime: Runtime
-) -> None:
-    site.join()
-    site.join()
-    one = {"strategy": "one_for_one", "spare_nodes": 1, "ranks_per_node": 2}
-    group = site.group(Echo, 2, runtime, **one)
-    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
-
-    site.command_of(0).process.kill()
-    wait_until(lambda: site.of(NodeLost))
-
-    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
-    assert group.status().restarts == 1
-    assert [each.ranks for each in site.of(NodeLost)] == [(0, 1)]
-
-
 def test_a_machine_that_joins_late_becomes_the_spare(site: Site, runtime: Runtime) -> None:
     first = site.join()
     group = site.group(Echo, 1, runtime, spare_nodes=1)
@@ -165,27 +147,17 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
 def test_another_key_is_refused_on_both_sides_and_keeps_no_machine_away(
     site: Site, runtime: Runtime, tmp_path: Path
 ) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime, spare_nodes=1)
+
     wrong = site.join(key=Site.new_key(tmp_path, "other"))
-    groups: list[Any] = []
-    starting = start_thread(lambda: groups.append(site.group(Echo, 1, runtime)))
 
     assert wrong.ended() == 1
     assert wrong.says("has another key")
-    right = site.join()
-    starting.join(LONG)
-
-    assert groups[0].collective_rpc("rank") == [0]
-    assert site.command_of(0) is right
-
-
-def test_a_stranger_is_told_of_by_name(site: Site, runtime: Runtime, tmp_path: Path) -> None:
-    site.join()
-    site.group(Echo, 1, runtime, spare_nodes=1)
-
-    site.join(key=Site.new_key(tmp_path, "other"))
-
     wait_until(lambda: site.of(StrangerRefused))
     assert "has another key" in site.of(StrangerRefused)[0].why
+    site.join()
+    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
 
 
 def test_a_machine_with_other_versions_ends_with_the_reason_and_the_group_goes_on(
@@ -242,16 +214,6 @@ def test_a_group_that_too_few_machines_join_ends_and_says_where_they_are_awaited
 
     assert isinstance(failed.value.__cause__, NoNode)
     assert f"1 more have to join at tcp://{site.address}" in str(failed.value.__cause__)
-
-
-def test_a_group_without_a_key_is_refused(
-    site: Site, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PHALANX_NODE_KEY", raising=False)
-    site.key.unlink()
-
-    with pytest.raises(SpecError, match=r"cluster\.key_file='.*key'.*PHALANX_NODE_KEY"):
-        site.group(Echo, 1, runtime)
 
 
 # --- the end ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 import uuid
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.node_groups import kill, seconds_until
@@ -27,7 +29,7 @@ ORDER = NodeOrder(
     join=60.0,
     place=uuid.uuid4().hex,
 )
-PROGRAM = [sys.executable, "-m", "tests.support.starting_program", encode(ORDER)[0].decode()]
+PROGRAM = [sys.executable, "-m", "tests.support.node_agent", encode(ORDER)[0].decode()]
 
 
 def left() -> set[int]:
@@ -37,11 +39,10 @@ def left() -> set[int]:
 
 @contextlib.contextmanager
 def program() -> Generator[tuple[subprocess.Popen[str], int]]:
-    with subprocess.Popen(
-        PROGRAM, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
-    ) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(PROGRAM, cwd=Path(__file__).parents[3], **pipes) as process:
         assert process.stdout is not None
-        pid = int(process.stdout.readline())
+        pid = json.loads(process.stdout.readline())["pid"]
         seconds_until(lambda: len(left()) >= 2, time.monotonic())  # its guardian too
         try:
             yield process, pid

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import zmq
-from tests.support.node_groups import kill
 from tests.support.processes import LONG, wait_until
 
 from phalanx.cluster.link.greeting import greeting_of
@@ -20,9 +19,7 @@ from phalanx.cluster.link.messages import (
     Answer,
     Beat,
     Fenced,
-    Launch,
     Message,
-    RankLaunch,
     Started,
     encode,
 )
@@ -129,24 +126,6 @@ def next_of(node: Peer) -> Message:
 def is_served(node: Peer, number: int = 1) -> bool:
     node.link.send(Beat(number=number))
     return next_of(node) == Answer(number=number)
-
-
-def test_beats_are_answered_and_told(node: Peer, told: Told) -> None:
-    assert is_served(node, 1)
-    assert is_served(node, 2)
-    wait_until(lambda: [what for what, *_ in list(told.all.queue)].count("heard") >= 1)
-
-
-def test_a_message_reaches_the_node_whole(node: Peer, gateway: NodeGateway) -> None:
-    ranks = tuple(
-        RankLaunch(rank=i, incarnation=1, entry="m:f", label="x", payload=bytes([i]) * 300_000)
-        for i in range(8)
-    )
-    launch = Launch(number=1, ranks=ranks)
-
-    assert gateway.send(1, launch)
-
-    assert next_of(node) == launch
 
 
 def test_an_unknown_key_is_refused_and_told_once(
@@ -350,13 +329,3 @@ def test_an_address_that_cannot_be_bound_is_told(loop: EventLoop, launcher: Laun
         gateway.open()
 
     gateway.close()
-
-
-def test_links_end_with_their_gateway(node: Peer, gateway: NodeGateway, told: Told) -> None:
-    assert gateway.pid is not None
-    at = kill(gateway.pid)
-
-    assert node.wait(LinkState.ENDED) is LinkState.ENDED
-    what, when = told.next()
-    assert what == "down"
-    assert at <= when <= time.monotonic()

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -129,7 +128,6 @@ def test_closing_it_twice_or_in_a_forked_child_does_no_harm() -> None:
     assert get(f"{metrics.url}/healthz")[0] in (200, 503)
     metrics.close()
     metrics.close()
-    assert threading.active_count() >= 1
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", metrics.port), timeout=5)
 
@@ -280,7 +278,6 @@ def test_a_group_that_gave_up_is_not_ready_until_one_of_its_name_serves() -> Non
     [
         (("--label", "run"), 2, "--label='run': give NAME=VALUE"),
         (("--label", "rank=1"), 2, "labels='rank': metrics have"),
-        (("--host", "203.0.113.7"), 2, "host='203.0.113.7': this machine has no such address"),
         (("4194304",), 1, "there is no process 4194304 to follow"),
     ],
 )

@@ -4,58 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from tests.support.markdown import program_of
-from tests.support.processes import wait_until
 from tests.support.programs import run_python
 from tests.support.ray_cluster import RayCluster
-from tests.support.workers import Reducer
-
-from phalanx.actors import Executor, Launch
-from phalanx.cluster import NodeFenced, NodeLost, Ray
-from phalanx.runtime import Runtime
-from phalanx.supervision import Intensity
 
 Machines = Callable[..., RayCluster]
 ROOT = Path(__file__).parents[3]
-PATIENCE = 150.0  # seconds; Ray starts a process in ten
-
-
-def test_ranks_on_two_machines_of_ray_serve_lose_one_and_go_on(
-    machines: Machines, torch_runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray = machines(2)
-    for name, value in ray.environment.items():
-        monkeypatch.setitem(os.environ, name, value)
-    cluster = Ray(address=ray.address, ranks_per_node=2, node_timeout=3.0, node_wait=PATIENCE)
-    told: list[object] = []
-
-    with Executor(
-        Reducer,
-        4,
-        cluster=cluster,
-        devices="cpu",
-        intensity=Intensity(1, PATIENCE),
-        launch=Launch(preload=("torch",)),
-        runtime=torch_runtime,
-    ) as group:
-        group.subscribe(told.append)
-        assert group.collective_rpc("total", PATIENCE, (1.0,)) == [10.0] * 4
-        assert "ray" not in sys.modules
-        assert {each.state for each in group.status().nodes} == {"up"}
-
-        ray.remove("b", graceful=False)
-        wait_until(lambda: any(isinstance(event, NodeLost) for event in told))
-        ray.add("c")
-
-        assert group.collective_rpc("total", PATIENCE, (2.0,), retries=3) == [20.0] * 4
-        assert group.status().restarts == 1
-        wait_until(lambda: any(isinstance(event, NodeFenced) for event in told))
-    wait_until(lambda: ray.available().get("CPU") == 4.0)
 
 
 def test_the_example_loses_a_machine_and_its_answers_are_right() -> None:

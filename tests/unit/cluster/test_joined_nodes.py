@@ -29,7 +29,6 @@ def nodes(**given: Any) -> JoinedNodes:
         ("port", 0, "give an integer >= 1"),
         ("port", 65536, "<= 65535"),
         ("port", "29600", "give an integer"),
-        ("node_timeout", 0.1, "give a number >= 0.5"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(field: str, value: Any, remedy: str) -> None:

@@ -21,6 +21,7 @@ from phalanx.cluster.nodes.lease import DRIFT, KILL_TIME, Lease
 LEASE = 10.0
 BEAT = LEASE / decide.BEATS_PER_LEASE
 SIMULATED = 150.0  # seconds of each world
+WORLDS = 400  # of which five show a fence 0.3 s too early, and one a driver that forgets the drift
 
 
 class WrongLease(Lease):
@@ -53,7 +54,7 @@ class World:
 
     def __init__(self, seed: int, make: Callable[[float, float], Lease], *, pauses: bool) -> None:
         chance = self._chance = random.Random(seed)
-        self._rate = 1 + chance.uniform(-DRIFT, DRIFT) / 2  # of the node's clock; the other's is 1
+        self._rate = 1 + chance.uniform(-DRIFT, DRIFT)  # of the node's clock; the other's is 1
         self._cut_at = chance.uniform(5, 20)
         self._healed_at = self._cut_at + chance.choice([0.5, 3, 8, 9.5, 10.5, 15, 60, 1000])
         self._cut = chance.choice(["out", "in", "both"])
@@ -155,21 +156,21 @@ class World:
 
 
 def test_no_replacement_is_started_while_the_lost_node_runs() -> None:
-    worlds = [World(seed, Lease, pauses=False) for seed in range(2000)]
+    worlds = [World(seed, Lease, pauses=False) for seed in range(WORLDS)]
 
     assert [seed for seed, world in enumerate(worlds) if world.run()] == []
-    assert sum(world.fenced_at is not None for world in worlds) > 500
+    assert sum(world.fenced_at is not None for world in worlds) > WORLDS / 4
 
 
 def test_a_lease_that_runs_from_the_answer_is_found_out() -> None:
-    overlaps = (seed for seed in range(2000) if World(seed, WrongLease, pauses=False).run())
+    overlaps = (seed for seed in range(WORLDS) if World(seed, WrongLease, pauses=False).run())
 
     assert len(list(itertools.islice(overlaps, 11))) == 11
 
 
 def test_only_a_stopped_node_process_outlives_its_lease() -> None:
     """The guardian, which reads the same deadline, is for that."""
-    worlds = [World(seed, Lease, pauses=True) for seed in range(2000)]
+    worlds = [World(seed, Lease, pauses=True) for seed in range(WORLDS)]
 
     for world in worlds:
         if world.run():
@@ -180,7 +181,7 @@ def test_only_a_stopped_node_process_outlives_its_lease() -> None:
 
 
 def test_silence_costs_one_lease_and_little_more() -> None:
-    for seed in range(500):
+    for seed in range(100):
         world = World(seed, Lease, pauses=False)
         world._delay = 0.001
         world._cut_at, world._healed_at, world._cut = 10.0, 1000.0, "both"

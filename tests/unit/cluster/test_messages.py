@@ -87,21 +87,17 @@ def test_numbers_that_json_has_not_are_refused() -> None:
         decode([head.replace(b"1.0", b"NaN")])
 
 
-@pytest.mark.parametrize("blobs", [[], [b"a"], [b"a", b"b", b"c"]])
-def test_byte_strings_that_are_missing_or_left_over_are_refused(blobs: list[bytes]) -> None:
+@pytest.mark.parametrize("blobs", [[], [b"a"], [b"a", b"b", b"c"], [b"twice", b"none"]])
+def test_byte_strings_that_are_missing_left_over_or_taken_twice_are_refused(
+    blobs: list[bytes],
+) -> None:
     ranks = (RankLaunch(rank=0, incarnation=1, entry="m:f", label="a", payload=b"a"),) * 2
     head = encode(Launch(number=1, ranks=ranks))[0]
+    if b"twice" in blobs:
+        head = head.replace(b'"payload": 1', b'"payload": 0')
 
     with pytest.raises(MalformedMessage):
         decode([head, *blobs])
-
-
-def test_a_byte_string_is_not_taken_for_two() -> None:
-    ranks = (RankLaunch(rank=0, incarnation=1, entry="m:f", label="a", payload=b"a"),) * 2
-    head, *blobs = encode(Launch(number=1, ranks=ranks))
-
-    with pytest.raises(MalformedMessage):
-        decode([head.replace(b'"payload": 1', b'"payload": 0'), *blobs])
 
 
 def test_a_message_holds_no_code() -> None:

@@ -76,20 +76,14 @@ def test_silence_makes_a_suspect_then_a_loss_and_the_lease_fences() -> None:
     assert nodes.find(0) is None
 
 
-def test_a_suspect_that_is_heard_goes_on() -> None:
-    nodes, _ = pass_time(serving(), 2.5)
+def test_a_doubt_makes_a_suspect_at_once_and_one_that_is_heard_goes_on() -> None:
+    nodes, actions = decide.doubted(serving(), 0, "Ray: unavailable", 1.0)
+    assert actions == (Suspect(0, "Ray: unavailable"),)
 
     nodes, actions = decide.heard(nodes, 0, 9.9)
 
     assert actions == (Recovered(0),)
     assert pass_time(nodes, 12.3)[1] == ()
-
-
-def test_a_doubt_makes_a_suspect_at_once_and_nothing_is_lost_while_beats_come() -> None:
-    nodes, actions = decide.doubted(serving(), 0, "Ray: unavailable", 1.0)
-
-    assert actions == (Suspect(0, "Ray: unavailable"),)
-    assert decide.heard(nodes, 0, 1.1)[1] == (Recovered(0),)
 
 
 def test_a_node_whose_link_closed_is_lost_at_once_and_for_good() -> None:
@@ -139,47 +133,27 @@ def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for() -> N
     assert Admit(2) in pass_time(decide.heard(nodes, 2, at + 599.0)[0], at + 600.0)[1]
 
 
-def test_losses_of_which_no_machine_is_to_blame_put_nothing_aside() -> None:
+@pytest.mark.parametrize(("apart", "is_to_blame"), [(601.0, True), (1.0, False)])
+def test_losses_far_apart_or_of_which_no_machine_is_to_blame_put_nothing_aside(
+    apart: float, is_to_blame: bool
+) -> None:
     nodes, at = serving(), 0.0
     for number in range(5):
-        at += 1.0
-        nodes, _ = decide.gone(nodes, number, "the gateway has ended", at, is_to_blame=False)
+        at += apart
+        nodes, _ = decide.gone(nodes, number, "it closed", at, is_to_blame=is_to_blame)
         nodes, _ = decide.offered(nodes, number + 1, at)
         nodes, actions = decide.greeted(nodes, number + 1, "0", at)
         assert actions[-1] == Admit(number + 1)
 
 
-def test_losses_that_lie_far_apart_put_nothing_aside() -> None:
-    nodes, _ = decide.gone(serving(), 0, "its link closed", 1.0)
-    nodes, _ = decide.offered(nodes, 1, 2.0)
-    nodes, _ = decide.greeted(nodes, 1, "0", 2.0)
-    nodes, _ = decide.gone(nodes, 1, "its link closed", 602.0)
-    nodes, _ = decide.offered(nodes, 2, 603.0)
-
-    assert decide.greeted(nodes, 2, "0", 604.0)[1][-1] == Admit(2)
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ((), (NoNode("no machine in 60 s"),)),
-        (
-            (decide.offered,),
-            (Dismiss(0, "its node has not greeted in 20 s"), AskForNode(1)),
-        ),
-    ],
-)
-def test_a_start_that_takes_too_long_is_told_or_given_up(
-    steps: tuple[Callable[..., NodeDecision], ...], expected: tuple[NodeAction, ...]
-) -> None:
+def test_a_node_that_does_not_greet_in_time_is_given_up_and_another_asked_for() -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
-    for step in steps:
-        nodes, _ = step(nodes, 0, 0.0)
+    nodes, _ = decide.offered(nodes, 0, 0.0)
 
-    nodes, actions = decide.time_passed(nodes, nodes.due())
+    nodes, actions = decide.time_passed(nodes, 20.0)
 
-    assert actions == expected
-    assert nodes.find(len(steps), NodeState.ASKED)
+    assert actions == (Dismiss(0, "its node has not greeted in 20 s"), AskForNode(1))
+    assert nodes.find(1, NodeState.ASKED)
 
 
 def test_a_machine_that_does_not_come_is_told_once_for_each_time_that_nodes_are_wanted() -> None:

@@ -1,4 +1,4 @@
-"""What a user says of a Ray cluster is checked field by field, without Ray."""
+"""What a user says of a cluster, and of a Ray one, is checked field by field, without Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOP = cast("EventLoop", None)  # not reached
         ("runtime_env", "requirements.txt", "give a mapping"),
         ("runtime_env", {"py_modules": [pytest]}, "give plain values"),
         ("runtime_env", {"env_vars": {"X": math.nan}}, "give plain values"),
-        ("node_wait", 0, "give seconds > 0"),
+        ("runtime_env", {"env_vars": {"X": "x" * 100_000}}, "put what is long into working_dir"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(field: str, value: Any, remedy: str) -> None:
@@ -38,14 +38,28 @@ def test_a_field_that_makes_no_sense_is_named(field: str, value: Any, remedy: st
     assert raised.value.field == f"cluster.{field}"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("ranks_per_node", value) for value in (0, -1, 1.5, True, "8")],
+        *[("spare_nodes", value) for value in (-1, 0.5, None, False)],
+        *[("node_timeout", value) for value in (0, 0.4, math.inf, math.nan, "10", None)],
+        *[("node_wait", value) for value in (0, -1, math.nan, "600", True)],
+        *[("bind", value) for value in ("", "localhost", "0.0.0.0", "::", "10.0.0.1:80", 7)],
+    ],
+)
+def test_a_field_of_any_cluster_that_makes_no_sense_is_named_with_its_value(
+    field: str, value: Any
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        Ray(**{field: value})
+
+    assert (raised.value.field, repr(raised.value.value)) == (f"cluster.{field}", repr(value))
+
+
 def test_an_amount_that_makes_no_sense_is_named() -> None:
     with pytest.raises(SpecError, match=r"cluster\.resources\['GPU'\]=-1"):
         Ray(resources={"GPU": -1})
-
-
-def test_a_runtime_environment_has_a_limit() -> None:
-    with pytest.raises(SpecError, match="put what is long into working_dir"):
-        Ray(runtime_env={"env_vars": {"X": "x" * 100_000}})
 
 
 def test_a_ray_that_is_too_old_or_missing_is_told_before_anything_starts(

@@ -43,20 +43,22 @@ pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 @pytest.mark.parametrize(
     ("directive", "incarnation", "state"),
     [
+        (None, 1, "running"),  # as in Pykka
         (Directive.RESUME, 1, "running"),
         (Directive.RESTART, 2, "running"),
         (Directive.STOP, 1, "undefined"),
     ],
 )
 def test_the_caller_gets_its_exception_and_the_decider_says_what_follows(
-    notices: Notices, directive: Directive, incarnation: int, state: str
+    notices: Notices, directive: Directive | None, incarnation: int, state: str
 ) -> None:
-    spec = tree(ChildSpec("a", Echo.start), decider=Decider((Rule(KeyError, directive),)))
+    rules = () if directive is None else (Rule(KeyError, directive),)
+    spec = tree(ChildSpec("a", Echo.start), decider=Decider(rules))
     with Supervisor(spec, subscriber=notices) as top:
         with pytest.raises(KeyError):
             top.child("a").ask(KeyError("k"), timeout=LIMIT)
 
-        if directive is not Directive.RESUME:
+        if directive in (Directive.RESTART, Directive.STOP):
             notices.wait(lambda n: isinstance(n, ChildExited))
         if directive is Directive.RESTART:
             notices.wait_started("top/a", 2)
@@ -114,13 +116,19 @@ def test_restarts_of_no_use_end_early_and_progress_resets_the_count() -> None:
     top.close()
 
 
-def test_an_actor_that_handled_a_message_has_been_of_use(notices: Notices) -> None:
-    spec = tree(ChildSpec("a", Echo.start), fruitless_limit=1)
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_actor_that_handled_a_message_and_the_supervisor_above_it_have_been_of_use(
+    notices: Notices, nested: bool
+) -> None:
+    child = ChildSpec("a", Echo.start)
+    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[child])
+    path = "sub/a" if nested else "a"
+    spec = tree(sub if nested else child, fruitless_limit=1)
     with Supervisor(spec, subscriber=notices) as top:
         for incarnation in (2, 3, 4):
-            assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
-            top.child("a").tell(ValueError("boom"))
-            notices.wait_started("top/a", incarnation)
+            assert top.child(path).ask("hello", timeout=LIMIT) == "hello"
+            top.child(path).tell(ValueError("boom"))
+            notices.wait_started("top/sub" if nested else "top/a", incarnation)
 
 
 def test_a_thread_that_says_so_or_returns_has_been_of_use(notices: Notices) -> None:
@@ -139,13 +147,17 @@ def test_a_thread_that_says_so_or_returns_has_been_of_use(notices: Notices) -> N
         notices.wait_started("top/a", 4)
 
 
-def test_a_supervisor_is_of_use_when_one_of_its_children_is(notices: Notices) -> None:
-    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[ChildSpec("a", Echo.start)])
-    with Supervisor(tree(sub, fruitless_limit=1), subscriber=notices) as top:
-        for incarnation in (2, 3, 4):
-            assert top.child("sub/a").ask("hello", timeout=LIMIT) == "hello"
-            top.child("sub/a").tell(ValueError("boom"))
-            notices.wait_started("top/sub", incarnation)
+def test_a_use_counts_also_if_the_child_is_stopped_for_a_sibling() -> None:
+    a, b = Puppet(), Puppet()
+    children = ChildSpec("a", a), ChildSpec("b", b)
+    with Supervisor(tree(*children, strategy=Strategy.ONE_FOR_ALL, fruitless_limit=2)) as top:
+        for ended, stopped in ((a, b), (b, a), (a, b), (b, a)):
+            ctx = ended.contexts.get(timeout=LIMIT)
+            stopped.contexts.get(timeout=LIMIT).progressed()
+            ctx.exited(KILLED)
+
+        assert a.contexts.get(timeout=LIMIT)
+        assert top.exit_reason is None
 
 
 def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:

@@ -1,29 +1,22 @@
-# pyright: reportPrivateUsage=false
-# Some tests wait for what lies in a supervisor; users need not.
 """What a running supervisor is asked: every caller is answered, whatever becomes of it."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tests.support.processes import run_threads, start_thread
-from tests.support.supervised_actors import LIMIT, Echo, Notices, Puppet, tree, wait_stop
+from tests.support.processes import run_threads, start_thread, wait_until
+from tests.support.supervised_actors import CRASH, LIMIT, Echo, Notices, Puppet, tree, wait_stop
 
 from phalanx.supervision import (
     IGNORE,
-    NORMAL,
     ChildExited,
     ChildRefused,
     ChildSpec,
     Notice,
-    Restart,
-    SpecError,
-    StartFailed,
     Strategy,
     Supervisor,
     SupervisorDown,
@@ -74,31 +67,6 @@ def test_instances_are_numbered_and_a_number_is_never_used_twice() -> None:
         assert view.count_children().active == 1
 
 
-def test_a_failed_start_child_raises_the_cause_and_keeps_nothing() -> None:
-    def bad(ctx: Any) -> Any:
-        raise OSError("no")
-
-    with Supervisor(tree()) as top:
-        with pytest.raises(StartFailed) as caught:
-            top.start_child(ChildSpec("a", bad))
-
-        assert isinstance(caught.value.__cause__, OSError)
-        assert top.which_children() == ()
-
-
-def test_a_significant_child_where_nothing_is_is_refused() -> None:
-    with Supervisor(tree()) as top, pytest.raises(SpecError, match="auto_shutdown"):
-        top.start_child(ChildSpec("a", Echo.start, restart=Restart.TRANSIENT, significant=True))
-
-
-def test_requests_to_an_ended_supervisor_raise_at_once() -> None:
-    top = Supervisor(tree())
-    top.close()
-
-    with pytest.raises(SupervisorDown):
-        top.which_children()
-
-
 def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None:
     release, starting, puppet = threading.Event(), threading.Event(), Puppet()
 
@@ -131,13 +99,6 @@ def ask_in_thread(ask: Callable[[], object]) -> SimpleQueue[object]:
     return answers
 
 
-def wait_request(top: Supervisor, is_there: Callable[[Any], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not is_there(top._top.machine):
-        assert time.monotonic() < deadline, top._top.machine
-        top._top.actor_ref.proxy().ended.get(timeout=LIMIT)  # one more turn of its loop
-
-
 def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None:
     going, go_on = threading.Event(), threading.Event()
 
@@ -150,7 +111,7 @@ def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None
     in_task = ask_in_thread(lambda: top.start_child(ChildSpec("slow", slow)))
     assert going.wait(LIMIT)
     in_mailbox = ask_in_thread(top.count_children)
-    wait_request(top, lambda machine: bool(machine._mailbox))
+    wait_until(lambda: top._top.machine._mailbox)
 
     top.kill()
 
@@ -177,21 +138,30 @@ def test_callers_are_answered_when_the_supervisor_fails(
     top.close()
 
 
-def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() -> None:
-    errors: SimpleQueue[BaseException] = SimpleQueue()
+@pytest.mark.parametrize("nested", [False, True])
+def test_waiting_for_a_tree_on_the_thread_of_one_of_its_supervisors_raises_instead(
+    notices: Notices, nested: bool
+) -> None:
+    raised: SimpleQueue[BaseException] = SimpleQueue()
 
-    def ask(notice: Notice) -> None:
+    def wait_for_itself(notice: Notice) -> None:
         if isinstance(notice, ChildExited):
-            try:
-                top.which_children()
-            except WouldDeadlock as error:
-                errors.put(error)
+            for wait in (top.close, top.which_children):
+                try:
+                    wait()
+                except WouldDeadlock as error:
+                    raised.put(error)
 
     puppet = Puppet()
-    with Supervisor(tree(ChildSpec("a", puppet)), subscriber=ask) as top:
-        puppet.contexts.get(timeout=LIMIT).exited(NORMAL)
+    child = ChildSpec("a", puppet)
+    below = SupervisorSpec("sub", children=[child]) if nested else child
+    with Supervisor(tree(below), subscriber=wait_for_itself) as top:
+        top.subscribe(notices)
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
 
-        assert "itself" in str(errors.get(timeout=LIMIT))
+        for _ in range(2):
+            assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))
+        notices.wait_started("top/sub/a" if nested else "top/a", 2)
 
 
 def test_stopping_twice_and_from_two_threads_is_harmless() -> None:

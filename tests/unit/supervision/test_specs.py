@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from phalanx.supervision import (
     SpecError,
     Strategy,
     SupervisorSpec,
+    pykka_child,
+    thread_child,
     tree_from_toml,
 )
-from phalanx.supervision.core.machine import Status, SupervisorMachine
-from phalanx.supervision.core.snapshot import render, snapshot_of
 from phalanx.testing import FakeGpus
 
 
@@ -55,6 +56,14 @@ AnyRule: Any = Rule
         (lambda: AnyChild("a", start, shutdown=-1), "shutdown", -1),
         (lambda: AnyChild("a", start, shutdown=math.nan), "shutdown", math.nan),
         (lambda: AnyChild("a", start, shutdown="soon"), "shutdown", "soon"),
+        *[
+            (partial(AnyChild, "a", made, shutdown=BRUTAL_KILL), "shutdown", BRUTAL_KILL)
+            for made in (
+                pykka.ThreadingActor.start,
+                pykka_child(pykka.ThreadingActor),
+                thread_child(print),
+            )
+        ],  # nothing can kill these
         (lambda: AnyChild("a", start, type="thing"), "type", "thing"),
         (lambda: AnyChild("a", start, significant=1), "significant", 1),
         (lambda: AnyChild("a", start, significant=True), "significant", True),
@@ -155,8 +164,6 @@ shutdown = inf
 
 
 def test_a_toml_tree_is_the_spec_that_python_would_build() -> None:
-    from phalanx.supervision import thread_child
-
     pool = SupervisorSpec(
         "pool", Strategy.ONE_FOR_ALL, children=[ChildSpec("left", thread_child, shutdown=math.inf)]
     )
@@ -246,23 +253,6 @@ def test_a_document_may_be_deeper_than_the_stack() -> None:
         below = spec.child_specs[0].start
         assert isinstance(below, SupervisorSpec)
         spec = below
-
-
-def test_a_snapshot_deeper_than_the_stack_is_shown() -> None:
-    depth = 1200
-    snapshot = None
-    for i in reversed(range(depth)):
-        path = "/".join(f"s{n}" for n in range(i + 1))
-        spec = SupervisorSpec(f"s{i}", children=[SupervisorSpec(f"s{i + 1}")])
-        machine = SupervisorMachine(spec, path)
-        machine.children[f"s{i + 1}"].status = Status.RUNNING
-        snapshot = snapshot_of(machine, 0.0, {} if snapshot is None else {snapshot.path: snapshot})
-    assert snapshot is not None
-
-    lines = render(snapshot).splitlines()
-
-    assert len(lines) == depth + 1
-    assert lines[-1].strip().startswith(f"└─ s{depth}  ")
 
 
 EXECUTORS = """

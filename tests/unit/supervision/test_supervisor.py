@@ -1,5 +1,3 @@
-# pyright: reportPrivateUsage=false
-# Some tests wait for what lies in a supervisor; users need not.
 """The supervisor as an actor, over threads, Pykka actors, processes and other supervisors."""
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Any
 
 import pykka
@@ -25,11 +22,9 @@ from tests.support.supervised_actors import (
     in_sub_process,
     stop_every_actor,
     tree,
-    wait_stop,
 )
 
 from phalanx.supervision import (
-    BRUTAL_KILL,
     IGNORE,
     KILLED,
     CallbackFailed,
@@ -39,17 +34,13 @@ from phalanx.supervision import (
     ExitKind,
     ExitReason,
     Intensity,
-    Notice,
     Restart,
-    SpecError,
     StartContext,
     StartFailed,
     Strategy,
     Supervisor,
     SupervisorDown,
     SupervisorSpec,
-    WouldDeadlock,
-    pykka_child,
     thread_child,
 )
 from phalanx.supervision.core.machine import SupervisorMachine
@@ -61,28 +52,6 @@ pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 
 
 # --- children of every kind ---------------------------------------------------------------
-
-
-def test_a_crashed_actor_is_replaced_and_the_others_go_on(notices: Notices) -> None:
-    spec = tree(ChildSpec("a", Echo.start), ChildSpec("b", pykka_child(Echo)))
-    with Supervisor(spec, subscriber=notices) as top:
-        first, other = top.child("a"), top.child("b")
-
-        first.tell(ValueError("boom"))
-
-        notices.wait_started("top/a", 2)
-        assert top.child("a") is not first
-        assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
-        assert top.child("b") is other
-
-
-def test_an_exception_that_was_answered_leaves_an_actor_alive_as_in_pykka() -> None:
-    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
-        with pytest.raises(ValueError, match="boom"):
-            top.child("a").ask(ValueError("boom"), timeout=LIMIT)
-
-        assert top.child("a").ask(1, timeout=LIMIT) == 1
-        assert top.status().children[0].incarnation == 1
 
 
 def test_system_exit_in_one_actor_stops_no_other(notices: Notices) -> None:
@@ -168,14 +137,6 @@ def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: N
 
     assert [n.path for n in notices.seen if isinstance(n, ChildLost)] == ["top/a"]
     release.set()
-
-
-def test_brutal_kill_of_what_nothing_can_kill_is_refused() -> None:
-    for start in (Echo.start, pykka_child(Echo), thread_child(wait_stop)):
-        with pytest.raises(SpecError, match="nothing can kill") as caught:
-            ChildSpec("a", start, shutdown=BRUTAL_KILL)
-
-        assert caught.value.field == "shutdown"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bad handle"), SystemExit(3)], ids=repr)
@@ -366,30 +327,6 @@ def test_who_asks_for_a_child_of_a_tree_that_has_ended_hears_of_the_end_and_why(
         with pytest.raises(SupervisorDown, match="tree top has ended: .*more than 0 restarts"):
             ask(path)
     top.close()
-
-
-def test_stopping_a_tree_on_the_thread_of_a_nested_supervisor_raises_instead_of_waiting_for_ever(
-    notices: Notices,
-) -> None:
-    raised: SimpleQueue[BaseException] = SimpleQueue()
-
-    def stop(notice: Notice) -> None:
-        if isinstance(notice, ChildExited) and notice.path == "top/sub/a":
-            for wait in (top.close, top.which_children):
-                try:
-                    wait()
-                except WouldDeadlock as error:
-                    raised.put(error)
-
-    puppet = Puppet()
-    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet)])
-    with Supervisor(tree(sub), subscriber=stop) as top:
-        top.subscribe(notices)
-        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
-
-        for _ in range(2):
-            assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))
-        notices.wait_started("top/sub/a", 2)
 
 
 def test_what_is_known_of_nested_supervisors_of_instances_goes_with_them() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.support.programs import run_python
 
 from phalanx.integrations.vllm import HealthRoute, engine_state
 from phalanx.integrations.vllm.engine_state import EngineState, cause_of_end, read_states
@@ -30,10 +31,6 @@ state.set("ended", "rank 1 died")
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PHALANX_VLLM_STATE", str(tmp_path))
     return tmp_path
-
-
-def run(core: str) -> None:
-    subprocess.run([sys.executable, "-c", core], check=True, timeout=60)
 
 
 def health(query: bytes = b"", path: str = "/health", status: int = 200) -> tuple[int, str]:
@@ -54,7 +51,7 @@ def health(query: bytes = b"", path: str = "/health", status: int = 200) -> tupl
 
 
 def test_the_cause_of_an_end_outlives_its_process_until_the_next_engine_begins() -> None:
-    run(DEAD_CORE)
+    assert run_python("-c", DEAD_CORE).returncode == 0
 
     assert cause_of_end() == "rank 1 died"
     EngineState()

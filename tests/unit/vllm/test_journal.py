@@ -10,7 +10,6 @@ import pytest
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import supervised
 from phalanx.integrations.vllm.journal import Journal
-from phalanx.integrations.vllm.policy import check_config
 
 
 def told(journal: Journal) -> list[tuple[Any, ...]]:
@@ -130,15 +129,6 @@ def test_a_replay_has_a_bound_beyond_which_weights_are_lost() -> None:
     assert len(told(bounded)) == 1
     assert "update (more than 1000 bytes to replay)" in endless.lost
     assert told(endless) == []
-
-
-def test_ranks_that_are_to_be_bound_by_numactl_are_refused_by_name() -> None:
-    parallel = SimpleNamespace(data_parallel_size=1, numa_bind=True)
-
-    with pytest.raises(SpecError, match="numactl") as caught:
-        check_config(SimpleNamespace(parallel_config=parallel))
-
-    assert caught.value.field == "numa_bind"
 
 
 def test_a_policy_given_in_two_ways_is_refused_and_neither_is_ignored() -> None:
