@@ -260,7 +260,7 @@ class GroupActor(ProtectedActor):
             case Kind.LEFT:
                 worker.left = frame.epoch
             case Kind.VOIDED:
-                worker.voided = frame.epoch
+                worker.voided = max(worker.voided, frame.epoch)
                 self._send_orders()
             case Kind.ENDING:
                 self._plane.expect_end(worker.rank, worker.incarnation)
