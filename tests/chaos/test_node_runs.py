@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -36,12 +35,28 @@ LOCAL: dict[str, Any] = {
 }
 
 pytestmark = pytest.mark.timeout(180)
+Run = Callable[..., ChaosResult]
 
 
 @pytest.fixture
-def relayed() -> RelayedNodes:
-    """Nodes with an agent each, that can be cut off."""
-    return RelayedNodes(**LOCAL, engine_options={"agents": True})
+def run(runtime: Runtime) -> Run:
+    """Runs chaos in which every invariant has to hold, on nodes with agents that can be cut off."""
+
+    def run(
+        *strikes: str,
+        seconds: float = SHORT,
+        strategy: Strategy = Strategy.ONE_FOR_ALL,
+        nodes: LocalNodes | None = None,
+        **plan: Any,
+    ) -> ChaosResult:
+        nodes = nodes or RelayedNodes(**LOCAL, engine_options={"agents": True})
+        if strikes:
+            plan["schedule"] = in_turn(*strikes, first=0.5, gap=1.2, seconds=seconds)
+        result = run_chaos(on(nodes, runtime, strategy=strategy), **plan)
+        assert result.ok, result.render()
+        return result
+
+    return run
 
 
 def on(nodes: LocalNodes, runtime: Runtime, **options: Any) -> Callable[[], Executor[Any]]:
@@ -54,9 +69,6 @@ def on(nodes: LocalNodes, runtime: Runtime, **options: Any) -> Callable[[], Exec
     return build
 
 
-one_by_one = partial(in_turn, first=0.5, gap=1.2)
-
-
 def hit(result: ChaosResult) -> list[tuple[str, int | None]]:
     """Return which faults hit which nodes, in their order, each once."""
     every = [(each.fault, each.node) for each in result.history.every(FaultInjected)]
@@ -64,30 +76,18 @@ def hit(result: ChaosResult) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_faults_of_nodes_break_no_invariant(
-    runtime: Runtime, relayed: RelayedNodes, seed: int
-) -> None:
-    target = on(relayed, runtime)
+def test_faults_of_nodes_break_no_invariant(run: Run, seed: int) -> None:
+    result = run(duration=10.0, rate=0.8, faults=EVERYTHING, targets=("random", "spare"), seed=seed)
 
-    result = run_chaos(
-        target, duration=10.0, rate=0.8, faults=EVERYTHING, targets=("random", "spare"), seed=seed
-    )
-
-    assert result.ok, result.render()
     assert result.history.every(RankRan)
 
 
-def test_each_fault_of_a_node_hits_the_one_of_its_rank(
-    runtime: Runtime, relayed: RelayedNodes
-) -> None:
+def test_each_fault_of_a_node_hits_the_one_of_its_rank(run: Run) -> None:
     gentle = [f"{fault}:2" for fault in ("cut", "cut_in", "cut_out", "delay", "freeze")]
     faults = [*gentle, "agent:0", "node:3"]
 
-    result = run_chaos(
-        on(relayed, runtime), duration=10.0, schedule=one_by_one(*faults, seconds=SHORT)
-    )
+    result = run(*faults, duration=10.0)
 
-    assert result.ok, result.render()
     assert [fault for fault, _ in hit(result)] == [each.partition(":")[0] for each in faults]
     assert len({node for _, node in hit(result)[: len(gentle)]}) == 1
     hits = [each for each in result.history.every(FaultInjected) if each.fault == "agent"]
@@ -95,14 +95,9 @@ def test_each_fault_of_a_node_hits_the_one_of_its_rank(
     assert min(each.at for each in result.history.every(RankExited)) > hits[0].at
 
 
-def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(
-    runtime: Runtime, relayed: RelayedNodes
-) -> None:
-    target = on(relayed, runtime, strategy=Strategy.ONE_FOR_ONE)
+def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(run: Run) -> None:
+    result = run("freeze:0", seconds=LONGER, duration=9.0, strategy=Strategy.ONE_FOR_ONE)
 
-    result = run_chaos(target, duration=9.0, schedule=one_by_one("freeze:0", seconds=LONGER))
-
-    assert result.ok, result.render()
     (frozen, _) = result.history.every(FaultInjected)
     runs = {(each.rank, each.incarnation): each for each in result.history.every(RankRan)}
     assert runs.keys() == {(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (1, 2)}
@@ -111,39 +106,28 @@ def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(
 
 
 def test_a_node_that_is_cut_off_for_longer_than_its_lease_is_replaced_after_it_has_ended(
-    runtime: Runtime, relayed: RelayedNodes
+    run: Run,
 ) -> None:
-    target = on(relayed, runtime, strategy=Strategy.ONE_FOR_ONE)
+    result = run("cut_out:3", seconds=LONGER, duration=8.0, strategy=Strategy.ONE_FOR_ONE)
 
-    result = run_chaos(target, duration=8.0, schedule=one_by_one("cut_out:3", seconds=LONGER))
-
-    assert result.ok, result.render()
     runs = {(each.rank, each.incarnation): each for each in result.history.every(RankRan)}
     assert runs.keys() == {(0, 1), (1, 1), (2, 1), (3, 1), (2, 2), (3, 2)}
     for rank in (2, 3):
         assert runs[rank, 1].at + runs[rank, 1].seconds < runs[rank, 2].at
 
 
-def test_a_spare_node_is_hit_and_no_rank_dies_of_it(
-    runtime: Runtime, relayed: RelayedNodes
-) -> None:
-    schedule = one_by_one("freeze:spare", "node:spare", seconds=SHORT)
+def test_a_spare_node_is_hit_and_no_rank_dies_of_it(run: Run) -> None:
+    result = run("freeze:spare", "node:spare", duration=3.0)
 
-    result = run_chaos(on(relayed, runtime), duration=3.0, schedule=schedule)
-
-    assert result.ok, result.render()
     assert [fault for fault, _ in hit(result)] == ["freeze", "node"]
     assert {each.rank for each in result.history.every(FaultInjected)} == {None}
     assert result.history.every(RankDied) == ()
 
 
 @pytest.mark.parametrize(("fault", "deaths"), [("stop:1", 0), ("kill:1", 1), ("kill:group", 1)])
-def test_signals_reach_ranks_on_nodes(runtime: Runtime, fault: str, deaths: int) -> None:
-    target = on(LocalNodes(**LOCAL), runtime)
+def test_signals_reach_ranks_on_nodes(run: Run, fault: str, deaths: int) -> None:
+    result = run(fault, nodes=LocalNodes(**LOCAL), duration=2.0)
 
-    result = run_chaos(target, duration=2.0, schedule=one_by_one(fault, seconds=SHORT))
-
-    assert result.ok, result.render()
     assert result.history.every(FaultMissed) == ()
     assert result.deaths >= deaths
 

@@ -42,6 +42,13 @@ from phalanx.supervision import (
 pytestmark = pytest.mark.timeout(180)
 
 
+def clean(target: Any, **plan: Any) -> ChaosResult:
+    """Return what came of a run in which every invariant has to hold."""
+    result = run_chaos(target, **plan)
+    assert result.violations == (), result.render()
+    return result
+
+
 def struck(result: ChaosResult) -> set[tuple[str, str]]:
     return {(each.fault, each.point) for each in result.history.every(FaultInjected)}
 
@@ -54,9 +61,8 @@ def test_hangs_that_wait_behind_a_hang_are_not_begun_after_the_end(runtime: Runt
         return targets.Quiet(runtime, 1)(), targets.calling_in_rows
 
     hangs = in_turn(*["hang:0"] * 9, gap=0.0, seconds=1.0)
-    result = run_chaos(build, duration=2.5, callers=1, call_timeout=0.5, schedule=hangs)
+    result = clean(build, duration=2.5, callers=1, call_timeout=0.5, schedule=hangs)
 
-    assert result.violations == ()
     assert result.faults[0].done < 6  # three take place within its time
 
 
@@ -65,13 +71,12 @@ def test_a_rank_that_stays_up_records_its_calls_under_the_epoch_they_were_sent_i
 ) -> None:
     target = targets.Quiet(runtime, strategy=Strategy.REST_FOR_ONE)
 
-    result = run_chaos(target, duration=1.0, schedule=in_turn("kill:1"))
+    result = clean(target, duration=1.0, schedule=in_turn("kill:1"))
 
     sent = {each.wire: each.epoch for each in result.history.every(CallSent)}
     shapes = {each.call: each.shape for each in result.history.every(CallIssued)}
     every_began = result.history.every(CallBegan)
     began = [each for each in every_began if shapes[each.call] in ("collective", "gather")]
-    assert result.violations == ()
     assert {each.epoch for each in began if (each.rank, each.incarnation) == (0, 1)} == {1, 2}
     assert all(each.epoch == sent[each.wire] for each in began)
 
@@ -80,9 +85,8 @@ def test_kills_lose_nothing_where_survivors_are_kept(torch_runtime: Runtime) -> 
     target = targets.Reducing(torch_runtime, "keep")
     schedule = in_turn("kill:0", "kill:1", gap=2.0)
 
-    result = run_chaos(target, duration=4.5, schedule=schedule, callers=2)
+    result = clean(target, duration=4.5, schedule=schedule, callers=2)
 
-    assert result.violations == ()
     assert result.deaths > 0
 
 
@@ -93,8 +97,7 @@ def test_a_fault_at_each_moment_is_struck_there(runtime: Runtime) -> None:
     for seed in range(1, 6):  # on a busy machine the time may be up before the last of them
         points = [point for point in points if point in missing]
         schedule = in_turn(*(f"kill@{point}" for point in points), gap=0.5)
-        result = run_chaos(targets.Quiet(runtime), duration=6.0, schedule=schedule, seed=seed)
-        assert result.violations == ()
+        result = clean(targets.Quiet(runtime), duration=6.0, schedule=schedule, seed=seed)
         missing -= {point for _, point in struck(result)}
         if not missing:
             return
@@ -105,9 +108,8 @@ def test_faults_that_a_worker_does_to_itself_are_done(runtime: Runtime) -> None:
     names = ["segv", "exit", "raise", "memory", "slow", "grandchild", "start_raise"]
     target = targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE)
 
-    result = run_chaos(target, duration=3.5, schedule=in_turn(*names, gap=0.3), seed=2)
+    result = clean(target, duration=3.5, schedule=in_turn(*names, gap=0.3), seed=2)
 
-    assert result.violations == ()
     assert {fault for fault, _ in struck(result)} == set(names)
     errors = {ended.error for ended in result.history.every(CallEnded)}
     assert {"InjectedError", "MemoryError"} <= errors
@@ -117,9 +119,8 @@ def test_hangs_and_stops_end_by_themselves_or_by_a_limit(runtime: Runtime) -> No
     schedule = in_turn("hang:0", "stop", "slow:group", seconds=1.2)
     target = targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE)
 
-    result = run_chaos(target, duration=3.0, schedule=schedule, seed=3, call_timeout=0.5)
+    result = clean(target, duration=3.0, schedule=schedule, seed=3, call_timeout=0.5)
 
-    assert result.violations == ()
     assert any("unresponsive" in died.reason for died in result.history.every(RankDied))
 
 
@@ -128,18 +129,16 @@ def test_the_processes_around_the_ranks_may_die_too() -> None:
     faults = (*helpers, "kill:group", "stop:zygote", "kill:guardian")
     schedule = in_turn(*faults, gap=0.3, seconds=0.3)
 
-    result = run_chaos(targets.with_a_spare, duration=3.0, schedule=schedule, seed=4)
+    result = clean(targets.with_a_spare, duration=3.0, schedule=schedule, seed=4)
 
-    assert result.violations == ()
     assert len(result.history.every(FaultInjected)) >= len(faults)
 
 
 def test_the_groups_of_a_tree_are_struck_like_any_other() -> None:
     schedule = in_turn(*["kill"] * 4, gap=0.3)
 
-    result = run_chaos(targets.tree, duration=3.0, schedule=schedule)
+    result = clean(targets.tree, duration=3.0, schedule=schedule)
 
-    assert result.violations == ()
     assert {died.group for died in result.history.every(RankDied)} == {"root/a", "root/b"}
 
 
@@ -147,9 +146,8 @@ def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
     schedule = in_turn("kill:store", "kill:0")
     target = targets.Reducing(torch_runtime)
 
-    result = run_chaos(target, duration=3.0, schedule=schedule, callers=2)
+    result = clean(target, duration=3.0, schedule=schedule, callers=2)
 
-    assert result.violations == ()
     assert len(result.history.every(FaultInjected)) == 2
 
 
@@ -159,9 +157,8 @@ def test_an_exception_before_the_operation_of_one_rank_breaks_nothing(
     schedule = in_turn("raise_before:0", "raise_before:1", gap=0.5)
     target = targets.Reducing(torch_runtime)
 
-    result = run_chaos(target, duration=4.0, schedule=schedule, callers=2)
+    result = clean(target, duration=4.0, schedule=schedule, callers=2)
 
-    assert result.violations == ()
     assert result.history.every(FaultInjected)
     assert any("out of step" in died.reason for died in result.history.every(RankDied))
 
@@ -175,9 +172,8 @@ def test_a_driver_may_be_killed_at_a_moment_of_its_own_or_of_a_worker() -> None:
         seconds=0.2,
     )
 
-    result = run_chaos(targets.one_for_one, duration=5.0, schedule=schedule, seed=5)
+    result = clean(targets.one_for_one, duration=5.0, schedule=schedule, seed=5)
 
-    assert result.violations == ()
     done = result.history.every(FaultInjected)
     assert [each.point for each in done] == ["before_send", "running", "after_reply"]
     assert [life.closed for life in result.history.every(DriverEnded)] == [False, False, True]
@@ -195,9 +191,8 @@ def test_a_fault_that_killed_a_driver_does_not_come_again_where_the_clocks_diffe
     monkeypatch.setattr(driver_process.DriverRuns, "_observe", behind)
     schedule = in_turn("kill:driver@before_send")
 
-    result = run_chaos(targets.one_for_one, duration=2.5, schedule=schedule)
+    result = clean(targets.one_for_one, duration=2.5, schedule=schedule)
 
-    assert result.violations == ()
     assert [life.closed for life in result.history.every(DriverEnded)] == [False, True]
 
 
@@ -207,18 +202,16 @@ def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
     schedule = in_turn(*["kill"] * 5, gap=0.3)
     target = targets.Quiet(runtime, intensity=Intensity(1, 60.0))
 
-    result = run_chaos(target, duration=5.0, schedule=schedule, keep_intensity=True)
+    result = clean(target, duration=5.0, schedule=schedule, keep_intensity=True)
 
-    assert result.violations == ()
     assert len(result.history.groups) > 1
 
 
 def test_a_tree_whose_root_gives_up_is_built_again_where_it_keeps_its_intensity() -> None:
     schedule = in_turn(*["kill"] * 4)
 
-    result = run_chaos(targets.brittle, duration=2.5, schedule=schedule, keep_intensity=True)
+    result = clean(targets.brittle, duration=2.5, schedule=schedule, keep_intensity=True)
 
-    assert result.violations == ()
     assert " gave up" in result.render()
     ends = [each.at for each in result.history.every(GroupEnded) if each.cause]
     assert ends

@@ -201,11 +201,7 @@ def interrupt(executor: Executor[Any], outcome: list[Any], gate: Path) -> None:
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("what", ["call", "result", "restart"])
 def test_a_signal_handler_may_not_wait_where_its_thread_does(
-    make: Make,
-    gate: Path,
-    handle: Handle,
-    what: str,
-    reads: bool,
+    make: Make, gate: Path, handle: Handle, what: str, reads: bool
 ) -> None:
     executor = make(world_size=2)
     arguments = ("gated", WAIT, (str(gate),))
@@ -233,10 +229,7 @@ def test_a_signal_handler_may_not_wait_where_its_thread_does(
 
 @pytest.mark.parametrize("what", ["call", "tell", "drain", "cancel"])
 def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
-    make: Make,
-    gate: Path,
-    handle: Handle,
-    what: str,
+    make: Make, gate: Path, handle: Handle, what: str
 ) -> None:
     executor = make(world_size=1)
     executor.tell("gated", args=(str(gate),))

@@ -504,7 +504,7 @@ def test_a_restore_that_never_works_ends_the_group_and_never_begins_anew(
 
 
 def test_a_restore_that_hangs_is_ended_by_the_start_timeout(wrong: Make, when: Path) -> None:
-    ex = wrong("restore", "hang", 0, limits=Limits(start=5.0))
+    ex = wrong("restore", "hang", 0, limits=Limits(start=2.0))
     rejected = Heard(ex, CheckpointRejected)
     add(ex, 2)
     when.touch()

@@ -29,15 +29,6 @@ LONG = 30.0
 STICKY = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(world_size: int = 1, worker: Any = Gpuless, **options: Any) -> Executor[Any]:
-        options = {"strategy": Strategy.ONE_FOR_ONE, **options}
-        return make(worker, world_size, **{"intensity": OFTEN, **options})
-
-    return build
-
-
 class OutOfMemoryError(RuntimeError):
     """What torch's is called."""
 
@@ -61,6 +52,9 @@ class Gpuless(Echo):
         raise KeyError("shape")
 
 
+USUAL = {"worker": Gpuless, "world_size": 1, "strategy": Strategy.ONE_FOR_ONE, "intensity": OFTEN}
+
+
 def incarnation(ex: Executor[Any], rank: int = 0) -> int:
     found: int = ex.call("who", LONG, rank=rank)["incarnation"]
     return found
@@ -70,7 +64,7 @@ def incarnation(ex: Executor[Any], rank: int = 0) -> int:
 def test_a_cuda_error_that_sticks_reaches_the_caller_and_ends_the_process(
     make: Make, method: str
 ) -> None:
-    ex = make(2)
+    ex = make(world_size=2)
 
     with pytest.raises(RuntimeError, match="device-side assert") as raised:
         ex.call(method, LONG, rank=1)
@@ -96,7 +90,7 @@ def trip(worker: Any, ranks: tuple[int, ...], *, later: bool) -> Any:
 def test_a_cuda_error_that_sticks_costs_a_retry_as_a_death_does(
     make: Make, size: int, ranks: tuple[int, ...], later: bool
 ) -> None:
-    ex = make(size, strategy=Strategy.ONE_FOR_ALL)
+    ex = make(world_size=size, strategy=Strategy.ONE_FOR_ALL)
 
     answers = ex.collective_rpc(trip, LONG, (ranks,), {"later": later}, retries=1)
 
@@ -110,7 +104,7 @@ def test_a_cuda_error_that_sticks_costs_a_retry_as_a_death_does(
 def test_a_call_to_one_rank_is_made_again_too_and_not_more_often_than_asked(
     make: Make, rank: int | None
 ) -> None:
-    ex = make(1)
+    ex = make()
 
     def ask(method: Any, **kwargs: Any) -> Any:
         if rank is None:
@@ -155,7 +149,9 @@ def test_the_users_decider_may_restart_after_any_error(make: Make) -> None:
     [(Directive.STOP, "was stopped by the decider"), (Directive.ESCALATE, "escalated")],
 )
 def test_the_users_decider_may_end_the_group(make: Make, directive: Directive, says: str) -> None:
-    ex = make(2, policy=RestartPolicy(decider=Decider((Rule(KeyError, directive, child="1"),))))
+    ex = make(
+        world_size=2, policy=RestartPolicy(decider=Decider((Rule(KeyError, directive, child="1"),)))
+    )
     told: list[Any] = []
     once = threading.Event()
 

@@ -279,11 +279,7 @@ def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use
     ],
 )
 def test_a_single_worker_is_restarted_by_its_type(
-    grow: Grow,
-    single: Child,
-    restart: Restart,
-    code: int,
-    restarted: bool,
+    grow: Grow, single: Child, restart: Restart, code: int, restarted: bool
 ) -> None:
     tree = grow(single("w", Echo, restart=restart))
     before = executor(tree, "w")
