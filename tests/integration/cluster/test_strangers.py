@@ -151,8 +151,8 @@ def test_a_second_connection_of_a_node_brings_beats_and_nothing_else(
     assert next_of(second) == Fenced(why="another process has greeted with this key")
     assert is_served(node, 8)
     gateway.silence(1, "it is lost")
-    second.link.send(Beat(number=9))
     assert next_of(node) == Fenced(why="it is lost")
+    second.link.send(Beat(number=9))
     assert not second.link.socket.poll(300)
 
 
