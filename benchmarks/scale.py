@@ -1,7 +1,7 @@
 """``python -m benchmarks scale``: what a group costs by the number of its ranks.
 
 Guarantees: groups of every size take their turn in each round, so that drift of the machine falls
-on all alike; each has a driver of its own. "At most linear" holds each size against the one before
+on all alike; each has a separate driver. "At most linear" holds each size against the one before
 it: what it has of everything may be as much more as it has more ranks.
 """
 
@@ -58,9 +58,10 @@ class Idle(WorkerActor):
 
 
 def measure(ranks: int, calls: int) -> dict[str, float]:
-    """Return what one group of *ranks* takes, in a process of its own."""
+    """Return what one group of *ranks* takes, in a separate process."""
     code = f"from {__spec__.name} import drive; drive({ranks}, {calls})"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, timeout=5 * _LONG)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -568,9 +568,9 @@ class GroupActor(ProtectedActor):
                 self.group.heartbeats.tell_void(rank, incarnation, worker.epoch)
 
     def _send_orders(self) -> None:
-        """Have ranks leave their process group, once each that is kept knows that it is void.
+        """Have ranks leave their process group, once each that is kept has noted that it is void.
 
-        A rank that leaves a group of NCCL may have others that wait in it compute nonsense.
+        The abort of a rank in a group of NCCL makes the results of ranks that wait in it undefined.
         """
         kept = [each for each in self._membership.current() if each.order is not None]
         if all(each.voided == each.epoch for each in kept):
@@ -578,6 +578,7 @@ class GroupActor(ProtectedActor):
                 order, each.order = each.order, None
                 assert order is not None
                 self._plane.post(each.rank, each.incarnation, order, leaves_epoch=True)
+                self.health.part(each)
 
     def _stop_ranks(self, action: decide.StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device, or a process, never start."""

@@ -282,18 +282,16 @@ class Membership:
 
     # --- the end ------------------------------------------------------------------------
 
-    def _sweep(self) -> list[Process]:
-        """Return the processes of this machine that have ended, to be killed with another's tree.
-
-        Every look for what a process left behind reads all processes of the machine.
-        """
-        found: list[Process] = []
-        for worker in self._workers.values():
-            process = worker.process
-            if isinstance(process, Process) and process.status is not None and not worker.swept:
-                worker.swept = True
-                found.append(process)
-        return found
+    def _kill_tree(self, process: Process, deadline: float) -> None:
+        """Kill what is left of *process*, and of all that have ended: each look takes long."""
+        ended = [
+            (each, each.process)
+            for each in self._workers.values()
+            if isinstance(each.process, Process) and each.process.status and not each.swept
+        ]
+        left = process.kill_tree(deadline, [their for _, their in ended])
+        for each, _ in ended:
+            each.swept = not left
 
     def release(self, worker: Worker) -> None:
         """Give back what *worker* holds; kills what is left of its process tree first."""
@@ -308,8 +306,10 @@ class Membership:
         deadline = self._group.clock() + (_LAST_TRY if worker.abandoned else _RELEASE)
         process = worker.process
         if process is not None:
-            if not worker.swept:
-                process.kill_tree(deadline, self._sweep())
+            if not isinstance(process, Process):
+                process.kill_tree(deadline)
+            elif not worker.swept:
+                self._kill_tree(process, deadline)
             if not worker.abandoned or process.status is not None:
                 process.close()
         if worker.lease is not None:

@@ -44,7 +44,7 @@ class Worker:
         rank: Below 0 for a spare, until it takes a rank.
         released: Everything that it held in the driver has been given back; a message about it is
             void from then on.
-        swept: What its process left behind has been killed, with that of another.
+        swept: Nothing is left of what its process left behind.
         asked: A stop was requested, so its exit is no failure.
         forced: Whether that was by force: the calls that it runs are ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.

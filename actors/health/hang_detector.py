@@ -223,25 +223,21 @@ class HangDetector:
         """Suspect *worker* if it does not leave its process group, or join the next, in time."""
         epoch = worker.epoch
         leave, join = self._spec.policy.leave_within, self._spec.limits.start
-        reforms = partial(self._reforms, worker, epoch)
+        why = f"it had not left the old process group within leave_within={leave:g} s"
+        self._suspect_after(leave, Suspect(worker, why, partial(self._lingers, worker, epoch)))
+        why = f"on_reform took longer than limits.start={join:g} s"
+        self._suspect_after(join, Suspect(worker, why, partial(self._reforms, worker, epoch)))
+        self._limits.wake(None)
 
-        def lingers() -> bool:
-            return reforms() and worker.left < epoch
+    def part(self, worker: Worker) -> None:
+        """End the connections of the old group under *worker*, unless it leaves that soon."""
+        epoch = worker.epoch
 
-        def part() -> None:
-            if not lingers():
-                return
-            if worker.order is not None:  # another rank has not noted yet that its results are void
-                self._shutdown.after(worker, _SETTLE, part)
-            else:  # from now on the connections of the old group are ended under it
+        def due() -> None:
+            if self._lingers(worker, epoch):
                 self._group.heartbeats.part(worker.rank, worker.incarnation, epoch)
 
-        self._shutdown.after(worker, min(leave / 2, _SETTLE), part)
-        why = f"it had not left the old process group within leave_within={leave:g} s"
-        self._suspect_after(leave, Suspect(worker, why, lingers))
-        why = f"on_reform took longer than limits.start={join:g} s"
-        self._suspect_after(join, Suspect(worker, why, reforms))
-        self._limits.wake(None)
+        self._shutdown.after(worker, min(self._spec.policy.leave_within / 2, _SETTLE), due)
 
     def doubt_reform(self, worker: Worker) -> None:
         """End *worker*, which could not join, unless the news of another death explains that."""
@@ -262,6 +258,9 @@ class HangDetector:
                 self._examine([suspect])
 
         self._shutdown.after(suspect.worker, seconds, due)
+
+    def _lingers(self, worker: Worker, epoch: int) -> bool:
+        return self._reforms(worker, epoch) and worker.left < epoch
 
     def _reforms(self, worker: Worker, epoch: int) -> bool:
         mine = worker.epoch == epoch and not worker.asked

@@ -15,7 +15,7 @@ from phalanx.cluster.link.messages import Kill, Signal, Stacks
 from phalanx.runtime import ExitEvidence, Vitals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from phalanx.cluster.link.messages import Ended, Message, Output
     from phalanx.runtime import process_tree
@@ -84,11 +84,7 @@ class FarProcess:
         """Return True once it has ended or its node is lost, False at *deadline* (monotonic)."""
         return self._ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def kill_tree(
-        self,
-        deadline: float,
-        ended: Iterable[object] = (),  # noqa: ARG002  # each has the node kill its own
-    ) -> tuple[process_tree.Victim, ...]:
+    def kill_tree(self, deadline: float) -> tuple[process_tree.Victim, ...]:
         """Have it and all that came from it killed; return once they are, or at *deadline*."""
         if self.send_signal(SIGKILL):
             self.wait(deadline)

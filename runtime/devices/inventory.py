@@ -251,11 +251,10 @@ class NvmlInventory(GpuInventory):
 
         def question() -> Mapping[int, int | None]:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
+            sizes = {int(one.pid): one.usedGpuMemory for one in running}
             return {
-                int(one.pid): None
-                if one.usedGpuMemory is None or not Path(f"/proc/{one.pid}").exists()
-                else int(one.usedGpuMemory)
-                for one in running
+                pid: int(size) if size is not None and Path(f"/proc/{pid}").exists() else None
+                for pid, size in sizes.items()
             }
 
         return self._ask(question, None)

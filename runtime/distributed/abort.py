@@ -14,8 +14,8 @@
   other they block each other (seen with NCCL 2.28.9), also within one ``ncclGroupStart``: torch
   aborts on a thread of its own, which the caller's NCCL group does not reach. An operation under
   way then ends *without an error* and its results are undefined, also on a rank that has not been
-  aborted yet: the kernels of the first that is pass on what they have. So every rank that is kept
-  notes that its results are void, and has no default group any longer, before any is aborted.
+  aborted yet: the kernels of an aborted rank pass on what they have. So every rank that is kept
+  notes that its results are void, and gives up its default group, before any is aborted.
 """
 
 from __future__ import annotations
@@ -109,8 +109,10 @@ def _world() -> Any:
 
 
 def _is_nccl(world: Any, group: Any) -> bool:
-    config = world.pg_backend_config.get(group)  # one that is being made has none yet
-    return "nccl" in str(config or world.pg_map.get(group))
+    config = world.pg_backend_config.get(group)
+    if config is None:  # it is being made
+        config, _ = world.pg_map.get(group, ("", None))
+    return "nccl" in str(config)
 
 
 def _abort(groups: list[Any]) -> None:

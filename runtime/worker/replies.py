@@ -20,7 +20,9 @@ from phalanx.runtime.wire.packet_decoder import Frame, send
 from phalanx.runtime.wire.packet_encoder import Payload
 from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
-from phalanx.supervision import Directive, MessageTooLarge, NotPicklable, RuntimeFault
+from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
+
+from .control import ResultsUndefined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +90,7 @@ class ReplyQueue:
 
         Raises:
             NotPicklable, MessageTooLarge: it cannot travel.
-            RuntimeFault: it is undefined.
+            ResultsUndefined: its process group was aborted.
         """
         encoded = encode(value, f"item {number} of the stream")
         self._link.check_results()
@@ -113,7 +115,10 @@ class ReplyQueue:
             self._news.notify_all()
 
     def finish(self) -> None:
-        """Return when what was put off is computed and sent, held up or not."""
+        """Return when what was put off is computed and sent, held up or not.
+
+        The driver limits this by `leave_within`.
+        """
         with self._news:
             while self.unsent and not self._is_closing:
                 self._let_go = max(self._let_go, self._held_by)
@@ -188,7 +193,7 @@ class ReplyQueue:
             # To encode a result waits for the device, if nothing has before.
             encoded = encode(result, "the reply") if wanted and result is not None else None
             self._link.check_results(begun)
-        except (NotPicklable, RuntimeFault) as error:
+        except (NotPicklable, ResultsUndefined) as error:
             self._send_error(call, error)
             return
         if encoded is None:

@@ -297,7 +297,7 @@ class Worker:
             self._exit(ExitEvidence(signal=number))
         return True
 
-    def kill_tree(self, _deadline: float, _ended: object = ()) -> None:
+    def kill_tree(self, _deadline: float) -> None:
         self.send_signal(signal.SIGKILL)
 
     def is_stopped(self) -> bool:

@@ -30,14 +30,7 @@ def rehearse(name: str, out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, found
 
 
-# In the suite those whose parts the others are made of: each takes ten seconds of a processor.
-SOME = ("e0", "e2", "e5")
-REHEARSED = [
-    pytest.param(name, marks=() if name in SOME else pytest.mark.soak) for name in EXPERIMENTS
-]
-
-
-@pytest.mark.parametrize("name", REHEARSED)
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_an_experiment_comes_to_its_end_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     code, found = rehearse(name, tmp_path, "--limit", "200")
 

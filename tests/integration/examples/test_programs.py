@@ -56,8 +56,8 @@ def run_pipeline(name: str, *, ranks: int, kills: int, seed: int, options: tuple
     ("name", "options"),
     [
         ("batch_inference", ()),
+        ("pipeline_parallel", ()),
         ("tensor_parallel", ("--survivors", "keep")),
-        pytest.param("pipeline_parallel", (), marks=pytest.mark.soak),
         pytest.param("tensor_parallel", ("--survivors", "restart"), marks=pytest.mark.soak),
     ],
 )
@@ -171,33 +171,22 @@ def test_the_tests_of_a_worker_pass_and_find_a_worker_that_forgets(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "words", "told"),
     [
+        ("pipeline_parallel", "--ranks 7", "--ranks 7: give 1 to 6"),
         ("tensor_parallel", "--ranks 13", "--ranks 13: give 1 to 12"),
+        ("batch_inference", "--passages 0", "--passages 0: give 1 to"),
+        ("tensor_parallel", "--kills -1", "--kills -1: give 0 to 62"),
         ("pipeline_parallel", "--passages 31 --kills 1", "--kills 1: give 0 to 0"),
         ("batch_inference", "--device cuda --ranks 64", "--device cuda: 64 ranks need"),
         ("cluster_ray", "--kills -1", "--kills -1: give 0 to"),
         ("rl_rollouts", "--kills -1", "--kills -1: give 0 to 100"),
         ("serve_fastapi", "--port 99999", "--port 99999: give 0 to 65535"),
         ("process_dataset", "OUT --limit -1", "--limit -1: give 1 to"),
+        ("process_dataset", "/proc/none", "out: [Errno 2] No such file or directory: '/proc/none'"),
         ("train_ddp", "--plot none/x.png", "--plot none/x.png: name a .png in a folder"),
+        ("train_fsdp", "--ranks -1", "--ranks -1: give 1 to"),
         ("torchrun_script", "--every 0", "--every 0: give at least 1"),
         ("checkpointed_state", "/proc/none", "checkpoint.where='/proc/none': cannot be used"),
         ("vllm_quickstart", "MODEL 0", "argument ranks: invalid choice: 0"),
-        pytest.param("train_fsdp", "--ranks -1", "--ranks -1: give 1 to", marks=pytest.mark.soak),
-        pytest.param(
-            "process_dataset",
-            "/proc/none",
-            "out: [Errno 2] No such file or directory: '/proc/none'",
-            marks=pytest.mark.soak,
-        ),
-        pytest.param(
-            "tensor_parallel", "--kills -1", "--kills -1: give 0 to 62", marks=pytest.mark.soak
-        ),
-        pytest.param(
-            "batch_inference", "--passages 0", "--passages 0: give 1 to", marks=pytest.mark.soak
-        ),
-        pytest.param(
-            "pipeline_parallel", "--ranks 7", "--ranks 7: give 1 to 6", marks=pytest.mark.soak
-        ),
     ],
 )
 def test_what_an_example_cannot_do_it_says_before_it_starts(

@@ -46,9 +46,12 @@ def build(make: Make, torch_runtime: Runtime, log: Path) -> Build:
     return build
 
 
-def interrupt(ex: Executor[Any], mark: Path, method: str = "reduce_for_ever") -> Any:
-    """Kill rank 1 while all are in a collective operation; return the call's future."""
-    busy = ex.collective_rpc(method, args=(str(mark),), non_block=True)
+def interrupt(
+    ex: Executor[Any], mark: Path, method: str = "reduce_for_ever", *args: Any, gather: bool = False
+) -> Any:
+    """Kill rank 1 while all are in *method*; return the call's future."""
+    call = ex.gather if gather else ex.collective_rpc
+    busy = call(method, args=(str(mark), *args), non_block=True)
     wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(3)))
     kill(ex, 1)
     return busy
@@ -78,12 +81,9 @@ def test_a_result_that_an_abort_has_made_undefined_is_not_answered(
     build: Build, tmp_path: Path, method: str
 ) -> None:
     ex = build()
-    call = ex.gather(method, args=(str(tmp_path / "begun"),), non_block=True)
-    wait_until(lambda: all((tmp_path / f"begun.{rank}").exists() for rank in range(3)))
 
-    kill(ex, 1)
+    found = interrupt(ex, tmp_path / "begun", method, gather=True).result(LONG)
 
-    found = call.result(LONG)
     assert [outcome.ok for outcome in found] == [False] * 3
     assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
 
@@ -91,12 +91,7 @@ def test_a_result_that_an_abort_has_made_undefined_is_not_answered(
 def test_no_rank_is_aborted_before_each_knows_that_its_results_are_void(
     build: Build, tmp_path: Path
 ) -> None:
-    ex = build()
-    mark = tmp_path / "begun"
-    call = ex.gather("answer_after_an_abort", args=(str(mark),), non_block=True)
-    wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(3)))
-
-    kill(ex, 1)
+    call = interrupt(build(), tmp_path / "begun", "answer_after_an_abort", gather=True)
 
     assert "undefined" in str(call.result(LONG)[2].error)
 
@@ -146,11 +141,8 @@ def test_an_item_of_a_stream_that_an_abort_has_made_undefined_is_not_sent(
 def test_a_survivor_that_computes_on_after_the_abort_is_kept(build: Build, tmp_path: Path) -> None:
     ex = build(policy=RestartPolicy(survivors="keep", leave_within=30.0))
     before = [info.pid for info in ex.ranks]
-    mark = tmp_path / "begun"
-    busy = ex.collective_rpc("compute_after", args=(str(mark), 3.0), non_block=True)
-    wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(3)))
 
-    kill(ex, 1)
+    busy = interrupt(ex, tmp_path / "begun", "compute_after", 3.0)
 
     assert isinstance(busy.exception(LONG), WorkerDied)
     assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
