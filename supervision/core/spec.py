@@ -105,9 +105,10 @@ class ChildSpec:
         nested = isinstance(start, SupervisorSpec)
         if not (nested or callable(start)):
             raise SpecError("start", start, "give a start function or a SupervisorSpec")
-        if isinstance(start, type) and issubclass(start, pykka.Actor):
-            remedy = "a Pykka class by itself is no start function; give its .start, or pykka_child"
-            raise SpecError("start", start, f"{remedy}(the class, its arguments)")
+        if isinstance(start, type) and not issubclass(start, ChildHandle):
+            remedy = "a class whose instances have no terminate and kill is no start function"
+            remedy += "; for a Pykka actor give its .start, for workers an executor_child"
+            raise SpecError("start", self.start, remedy)
         _set(self, "args", _items("args", self.args))
         _set(self, "restart", check_word("restart", self.restart, Restart))
         kind = ChildType.SUPERVISOR if nested else ChildType.WORKER

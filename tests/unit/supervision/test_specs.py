@@ -25,6 +25,7 @@ from phalanx.supervision import (
     SpecError,
     Strategy,
     SupervisorSpec,
+    link,
     pykka_child,
     thread_child,
     tree_from_toml,
@@ -92,6 +93,7 @@ AnyRule: Any = Rule
         (lambda: AnyChild("a", start, args="abc"), "args", "abc"),
         (lambda: AnyChild("a", start, killable=5), "killable", 5),
         (lambda: AnyChild("a", pykka.ThreadingActor), "start", pykka.ThreadingActor),
+        (lambda: AnyChild("a", phalanx.WorkerActor), "start", phalanx.WorkerActor),
         (lambda: AnySupervisor("s", children=5), "children", 5),
         (lambda: AnySupervisor("s", children="ab"), "children", "ab"),
         (lambda: AnyDecider(5), "rules", 5),
@@ -158,14 +160,14 @@ args = ["/data"]
 shutdown = 30.0
 
 [worker.left]
-start = "phalanx.supervision:thread_child"
+start = "phalanx.supervision:link"
 shutdown = inf
 """
 
 
 def test_a_toml_tree_is_the_spec_that_python_would_build() -> None:
     pool = SupervisorSpec(
-        "pool", Strategy.ONE_FOR_ALL, children=[ChildSpec("left", thread_child, shutdown=math.inf)]
+        "pool", Strategy.ONE_FOR_ALL, children=[ChildSpec("left", link, shutdown=math.inf)]
     )
     wanted = SupervisorSpec(
         "app",
