@@ -118,7 +118,11 @@ def evaluate(
     found.last = max(steps, default=0)
     found.steps = sum(began < note.at <= ended for note in steps.values())
     if found.step is not None:
-        found.ettr = found.steps * found.step / (ended - began)
+        work = 0.0
+        for low, high in pairwise(sorted({began, *killed, ended})):
+            done = sum(low < note.at <= high for note in steps.values())
+            work += done * (median_step(notes, killed, low, high) or found.step)
+        found.ettr = work / (ended - began)
         stalls = [stall(notes, at, found.step) for at in killed]
         found.stalls = [each for each in stalls if each is not None]
 
