@@ -27,6 +27,7 @@ class Found:
     Attributes:
         step: The median step, of those in the time with kills that no kill fell into.
         steps: What was done in the time with kills.
+        ettr: The share of that time that these took; one that a kill fell into counts as a *step*.
         redone: Steps that were begun again.
         last: The step whose hash is compared.
         overhead: What protection adds, as shares of the time without it, one for each round.
@@ -81,20 +82,16 @@ def lost_and_doubled(notes: Iterable[Note], ranks: int) -> tuple[int, int]:
     return (right - used).total(), (used - right).total()
 
 
-def median_step(
-    notes: Iterable[Note], killed: Sequence[float], began: float, ended: float
-) -> float | None:
-    """Return the median time from one step of a rank to its next, where no kill lies between.
-
-    Of the same time as the kills, for a machine's own pace moves by more than the kills cost.
-    """
-    ends = [note.at for note in notes if (note.what, note.rank) == ("done", 0)]
-    taken = [
-        after - end
-        for end, after in pairwise(ends)
-        if began <= end and after <= ended and not any(end < at <= after for at in killed)
-    ]
-    return statistics.median(taken) if taken else None
+def step_times(notes: Iterable[Note], killed: Sequence[float]) -> dict[int, float]:
+    """Return how long each step took, from the end of rank 0's last; without those of a kill."""
+    taken = dict[int, float]()
+    ends = [note for note in notes if (note.what, note.rank) == ("done", 0)]
+    for last, note in pairwise(ends):
+        if any(last.at < at <= note.at for at in killed):
+            taken.pop(note.step, None)  # it was done before
+        else:
+            taken[note.step] = note.at - last.at
+    return taken
 
 
 def stall(notes: Iterable[Note], killed: float, step: float) -> float | None:
@@ -111,18 +108,16 @@ def evaluate(
 ) -> None:
     """Enter what *notes* say of the time from *began* to *ended*, in which ranks were killed."""
     found.kills = len(killed)
-    found.step = median_step(notes, killed, began, ended)
     found.redone = begun_again(notes)
     found.lost, found.doubled = lost_and_doubled(notes, found.ranks)
     steps = lineage(notes)
     found.last = max(steps, default=0)
-    found.steps = sum(began < note.at <= ended for note in steps.values())
-    if found.step is not None:
-        work = 0.0
-        for low, high in pairwise(sorted({began, *killed, ended})):
-            done = sum(low < note.at <= high for note in steps.values())
-            work += done * (median_step(notes, killed, low, high) or found.step)
-        found.ettr = work / (ended - began)
+    counted = [step for step, note in steps.items() if began < note.at <= ended]
+    found.steps = len(counted)
+    taken = step_times(notes, killed)
+    if times := [taken[step] for step in counted if step in taken]:
+        found.step = statistics.median(times)
+        found.ettr = sum(taken.get(step, found.step) for step in counted) / (ended - began)
         stalls = [stall(notes, at, found.step) for at in killed]
         found.stalls = [each for each in stalls if each is not None]
 

@@ -33,8 +33,8 @@ same ranks at the same times for every system. gloo, width {asked.width}, {asked
 {BATCH} samples of {LENGTH} bytes a rank and step.
 
 - step: the system's own median step in that time, of those that no kill fell into.
-- ETTR: steps of the final state that were done in the time with kills, each times the median \
-step between the same two kills, over the time: a machine's pace moves by more than kills cost.
+- ETTR: the share of that time that the steps of the final state took; one that a kill fell into \
+counts as a median step.
 - stall: from SIGKILL to the end of the first step that was begun after it and was done, be it \
 one that had been done before; less that step.
 - done again: steps that were begun more than once, those that a kill interrupted included.

@@ -59,6 +59,15 @@ def test_a_step_is_timed_where_there_are_kills_and_none_fell_into_it() -> None:
     assert result.ettr == pytest.approx(6 * 2.0 / 30.0)
 
 
+def test_a_machine_that_becomes_slower_makes_progress_all_the_same() -> None:
+    ends = [1.0, 2.0, 3.0, 4.0, 7.0, 10.0, 13.0]
+    notes = [note for step, at in enumerate(ends, 1) for note in done(0, step, at)]
+
+    result = found(notes, [], 1.0, 13.0)
+
+    assert (result.step, result.ettr) == (2.0, 1.0)
+
+
 def test_a_step_that_only_some_took_part_in_has_lost_the_samples_of_the_others() -> None:
     notes = [*done(0, 1, 1.0), *done(0, 2, 2.0, parts=(0,)), *done(0, 3, 3.0)]
 
