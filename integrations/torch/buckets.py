@@ -50,6 +50,9 @@ def fix_buckets(wrapped: DistributedDataParallel) -> None:
         return
     if getattr(wrapped, _MARK, False):
         return
+    hooks: list[Any] = getattr(wrapped, "_comm_hooks", [])
+    if any(type(state).__name__ == "PowerSGDState" for _, state in hooks):
+        raise TrainingError("a PowerSGD hook has errors that are not kept: register another")
     reducer = cast("Any", wrapped.reducer)
     reducer._push_all_rebuilt_params()  # noqa: SLF001  # as DDP's own `join` does
     if not reducer._rebuild_buckets():  # noqa: SLF001

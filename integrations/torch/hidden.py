@@ -47,19 +47,22 @@ def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) ->
     """
     known = {id(each) for each in kept}
     skipped = set(allowed)
+    for name, part in attributes_of(owner):
+        if name not in skipped and id(part) not in known:
+            check_kept(name, part)
+            _check_drawn(name, part)
+
+
+def attributes_of(owner: Any) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of *owner*, and what is in lists and dicts of them, by its name."""
     attributes = cast("dict[str, object]", vars(owner))
     for name, value in attributes.items():
-        if name in skipped:
-            continue
         parts: Iterable[object] = (value,)
         if isinstance(value, dict):
             parts = cast("Mapping[object, object]", value).values()
         elif isinstance(value, (list, tuple)) and len(cast("list[object]", value)) < _LONG:
             parts = cast("list[object]", value)
-        for part in parts:
-            if id(part) not in known:
-                check_kept(name, part)
-                _check_drawn(name, part)
+        yield from ((name, part) for part in parts)
 
 
 _LONG = 1000  # a list that long holds data

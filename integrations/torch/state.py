@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import HiddenState, ShapeChanged, WrongDevice
+from .errors import HiddenState, ShapeChanged, TrainingError, WrongDevice
 from .hidden import check_kept
 from .packing import Packed, Shard, local_of, unpack
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     Tree = dict[str, Any]
+
+_NO_EXTRA = vars(torch.nn.Module)["get_extra_state"]
 
 
 class State:
@@ -62,6 +64,10 @@ class State:
         if isinstance(value, torch.nn.Module):
             self.modules[name] = value
         elif isinstance(value, torch.optim.Optimizer):
+            kind: Any = type(value)
+            if kind.state_dict is not torch.optim.Optimizer.state_dict:
+                remedy = "its state_dict() is its own; give an optimizer that has torch's"
+                raise HiddenState(name, kind.__qualname__, remedy)
             self.optimizers[name] = value
         elif isinstance(value, torch.Generator):
             self.generators[name] = value
@@ -103,6 +109,12 @@ class State:
         """Look for the parameters that no optimizer has; return all parameters by name."""
         found, trained = dict(self._parameters()), {id(each) for each in self._trained()}
         self._untrained = [each for each in found.values() if id(each) not in trained]
+        self._extra: dict[str, Any] = {
+            f"{name}.{at}": part
+            for name, module in self.modules.items()
+            for at, part in enumerate(cast("Iterator[Any]", module.modules()))
+            if cast("Any", type(part)).get_extra_state is not _NO_EXTRA
+        }
         return found
 
     def buffers(self) -> list[torch.Tensor]:
@@ -175,6 +187,12 @@ class State:
             if tensor.device != expected:
                 raise WrongDevice(name, str(tensor.device), device)
 
+    def check_replicated(self) -> None:
+        """Raise `TrainingError` if a parameter or buffer is divided among the ranks."""
+        for name, tensor in (*self._parameters(), *self._buffers()):
+            if isinstance(tensor, DTensor) and not all(p.is_replicate() for p in tensor.placements):
+                raise TrainingError(f"{name}: sharded state; build the run with sharded=True")
+
     def _light_tree(self) -> Tree:
         return {
             "buffers": dict(self._buffers()),
@@ -187,6 +205,7 @@ class State:
             },
             "generators": {name: each.get_state() for name, each in self.generators.items()},
             "others": {name: each.state_dict() for name, each in self.others.items()},
+            "extra": {name: each.get_extra_state() for name, each in self._extra.items()},
         }
 
     def _load_light(self, tree: Tree) -> None:
@@ -204,6 +223,10 @@ class State:
             self.generators[name].set_state(state.clone())  # it passes the offset of a view over
         for name, state in tree["others"].items():
             self.others[name].load_state_dict(state)
+            # Of a GradScaler: what it has done in the step that was not done.
+            getattr(self.others[name], "_per_optimizer_states", {}).clear()
+        for name, state in tree["extra"].items():
+            self._extra[name].set_extra_state(state)
 
     def _trained(self) -> Iterator[torch.Tensor]:
         for optimizer in self.optimizers.values():
@@ -251,6 +274,7 @@ def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     known = set(parameters)
     return {
+        "kind": type(optimizer).__qualname__,
         "sizes": [len(group["params"]) for group in optimizer.param_groups],
         "of": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
         "beside": {key: value for key, value in optimizer.state.items() if key not in known},
@@ -258,6 +282,9 @@ def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _check_groups(name: str, kept: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    kind = type(optimizer).__qualname__
+    if kept["kind"] != kind:
+        raise ShapeChanged(f"the type of {name}", kept["kind"], kind)
     now = [len(group["params"]) for group in optimizer.param_groups]
     if kept["sizes"] != now:
         raise ShapeChanged(f"parameters per group of {name}", str(kept["sizes"]), str(now))

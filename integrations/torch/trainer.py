@@ -20,7 +20,7 @@ from .agreement import Claim, agree
 from .buckets import fix_buckets
 from .buffers import Paths, RankBuffers
 from .errors import StateLost, TrainingError, WorldSizeChanged
-from .hidden import check_attributes
+from .hidden import attributes_of, check_attributes
 from .packing import Packed, unpack
 from .sampling import seed_step
 
@@ -94,7 +94,7 @@ class Trainer(WorkerActor):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._buffers: RankBuffers | None = None
-        self._failed = False
+        self._failed = self._is_first = False
 
     # --- for users ------------------------------------------------------------------------
 
@@ -168,11 +168,13 @@ class Trainer(WorkerActor):
             seed_step(self.plan.seed, 0, 0)
             self.state = self.build(ctx)
             self.state.check_device(ctx.device)
+            if not self.plan.sharded:
+                self.state.check_replicated()
             whole = False
         else:
             whole = self.state.is_committed
             self.state.roll_back()
-        self._failed = False
+        self._failed, self._is_first = False, True
         source, redone = self._resume(ctx, whole=whole)
         self.join(ctx)
         self._check()
@@ -240,6 +242,9 @@ class Trainer(WorkerActor):
         seed_step(self.plan.seed, step, rank, state.generators.values())
         state.clear_gradients()
         result = self.train_step(step)
+        if self._is_first:
+            self._is_first = False
+            self._check_hidden()  # the first step makes attributes, too
         if not self.plan.sharded:
             self._share_buffers()
         self._await_collectives()
@@ -272,14 +277,17 @@ class Trainer(WorkerActor):
             for each, part in zip(buffers, parts, strict=True):
                 each.copy_(part.view_as(each))
 
-    def _check(self) -> None:
+    def _check_hidden(self) -> None:
         state = self.state
-        state.refresh()
         kept = (state, *state.modules.values(), *state.optimizers.values())
         check_attributes(
             self, (*kept, *state.generators.values(), *state.others.values()), self.without_state
         )
-        for name, value in vars(self).items():
+
+    def _check(self) -> None:
+        self.state.refresh()
+        self._check_hidden()
+        for name, value in attributes_of(self):
             if isinstance(value, DistributedDataParallel):
                 if self.plan.sharded:
                     msg = f"{name}: replicated state; build the run with sharded=False"

@@ -2,7 +2,7 @@
 
 - The program is ``__main__`` on the main thread, with the signals, ``sys.argv``, ``sys.path`` and
   unbuffered streams that ``python -u`` gives it.
-- What a Python does at its end is done here: threads are joined, ``atexit`` functions run, streams
+- What a Python does at its end is done here: threads are joined, ``atexit`` functions run, files
   are flushed. Only a program that succeeds returns; any other end is the end of the process.
 - A process that the program has forked, and that leaves the program, ends here too.
 """
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import os
 import runpy
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .program import Program
 
 _HERE = __file__
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -167,6 +169,7 @@ def _finish() -> None:
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
     atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BaseException):
+    left: list[Any] = [each for each in gc.get_objects() if isinstance(each, _WRITERS)]
+    for stream in (*left, sys.stdout, sys.stderr):
+        with suppress(BaseException):  # it is closed
             stream.flush()

@@ -41,6 +41,7 @@ ZYGOTE = b"0.zygote;"  # after the tag of the tree, in the environment of every 
 DESCRIPTORS = 250  # the kernel passes 253 in one message
 _BATCH = 32  # workers forked from one process between
 _GRACE = 30.0
+_TORCH_SEED = 67280421310721  # of every process, in an older torch
 
 
 class _Order(NamedTuple):
@@ -83,10 +84,12 @@ def main() -> None:
     await_go(go)
     # Not before: a driver that has missed the message of our fork knows us by the zygote's session.
     os.setsid()
-    # As in a fresh process. Python's `random` does this by itself; torch starts every process with
-    # the same seed.
+    # As in a fresh process. Python's `random` does this by itself.
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
+    numbers = getattr(sys.modules.get("torch"), "default_generator", None)
+    if numbers is not None and numbers.initial_seed() != _TORCH_SEED:
+        numbers.seed()
     sys.exit(live(start, own))
 
 

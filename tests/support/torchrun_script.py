@@ -101,6 +101,17 @@ def raises() -> None:
     raise ValueError(f"bad {ROUND}")
 
 
+def unclosed(folder: str) -> None:
+    """Fail on rank 1, once rank 0 has ended; neither has closed its file."""
+    file = Path(folder, f"{RANK}.loss").open("w")  # noqa: SIM115
+    globals()["kept"] = file
+    file.write("0.5")
+    if RANK == 1:
+        while not Path(folder, "0.loss").exists():
+            time.sleep(0.01)
+        sys.exit(3)
+
+
 def leaves(folder: str) -> None:
     """Leave by os._exit(0), rank 1 a good while after rank 0."""
     note(folder, "begins")

@@ -159,6 +159,15 @@ class Stepwise(Replicated):
         pass
 
 
+class Lazy(Replicated):
+    """Draws samples from a loader that the first step makes."""
+
+    def train_step(self, step: int) -> Any:
+        data: Any = list(range(SAMPLES))
+        self.batches = iter(DataLoader(data, shuffle=True))
+        return super().train_step(step)
+
+
 class Shuffling(Replicated):
     """Draws samples from a loader."""
 

@@ -45,13 +45,14 @@ def test_what_is_preloaded_is_there_in_workers_whatever_its_folder_is_called(
     folder = tmp_path / "with:colon"
     folder.mkdir()
 
-    starter = preload("import random; random.seed(1)", folder)
+    starter = preload("import random, torch; random.seed(1)", folder)
     starter.start("tell")
     starter.start("tell")
     first, second = starter.line.hear(), starter.line.hear()
 
     assert "preloaded" in first["modules"]
     assert first["random"] != second["random"]
+    assert first["torch"] != second["torch"]
 
 
 def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(

@@ -21,6 +21,7 @@ from tests.support.training_workers import (
     BATCH,
     SAMPLES,
     Fault,
+    Lazy,
     Replicated,
     Sharded,
     Shuffling,
@@ -151,6 +152,20 @@ def test_a_trainer_with_hidden_state_is_refused_in_words() -> None:
 
     assert isinstance(caught.value.__cause__, HiddenState)
     assert "loader is a DataLoader, which has state that is not kept" in str(caught.value.__cause__)
+
+
+def test_hidden_state_that_the_first_step_makes_is_refused_before_the_step_counts() -> None:
+    with Training(Lazy, 1, threads=1) as run:
+        with pytest.raises(HiddenState, match="batches is a _SingleProcessDataLoaderIter"):
+            list(run.steps(STEPS))
+        assert run.step == 0
+
+
+def test_sharded_state_is_refused_where_it_would_be_taken_for_replicated() -> None:
+    with pytest.raises(StartFailed) as caught:
+        Training(Sharded, 2, threads=1)
+
+    assert "sharded state; build the run with sharded=True" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize(("option", "value"), [("timeout", -0.5), ("survivors", "some")])

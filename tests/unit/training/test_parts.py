@@ -259,6 +259,50 @@ def test_a_state_of_another_shape_is_refused_by_name_and_changes_nothing() -> No
     assert other.digest() == before
 
 
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    model, state = make()
+    do(model, state, 1)
+    packed = Packed(state.tree())
+    _, other = make(optimizer=torch.optim.SGD)
+
+    with pytest.raises(ShapeChanged, match=r"the type of optimizer: .* has AdamW, .* has SGD"):
+        other.load(unpack(packed.meta, packed.to_bytes()))
+
+
+def test_what_modules_keep_beside_tensors_is_kept() -> None:
+    class Counter(nn.Linear):
+        count = 0
+
+        def get_extra_state(self) -> int:
+            return self.count
+
+        def set_extra_state(self, state: int) -> None:
+            self.count = state
+
+    module = Counter(1, 1)
+    state = State(model=nn.Sequential(module))
+    module.count = 3
+    state.commit(1)
+    module.count = 5
+
+    state.roll_back()
+
+    assert module.count == 3
+
+
+def test_a_scaler_unscales_again_in_a_step_that_is_done_again() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    state = State(model=model, optimizer=optimizer, scaler=scaler)
+
+    for _ in range(2):
+        scaler.scale(model(torch.ones(1)).sum()).backward()
+        scaler.unscale_(optimizer)
+        state.roll_back()
+        state.clear_gradients()
+
+
 def test_a_state_on_another_device_is_refused_by_name() -> None:
     state = State(model=nn.Linear(2, 2, device="meta"))
 
@@ -293,6 +337,15 @@ def test_hidden_state_is_refused_in_words(value: Any) -> None:
     if not isinstance(value, (torch.Generator, torch.optim.Optimizer)):
         with pytest.raises(HiddenState, match="data is a"):
             State(data=value)
+
+
+def test_an_optimizer_with_a_state_dict_of_its_own_is_refused() -> None:
+    class Counting(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "count": 1}
+
+    with pytest.raises(HiddenState, match="optimizer is a .*Counting, .* give an optimizer"):
+        State(optimizer=Counting(nn.Linear(1, 1).parameters(), lr=1.0))
 
 
 # --- buffers --------------------------------------------------------------------------------
