@@ -11,9 +11,10 @@ from __future__ import annotations
 import inspect
 from typing import Any, cast
 
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import TrainingError
+from .errors import HiddenState, TrainingError
 
 # Its name since torch 2.13, and before.
 _SYNCS_BUFFERS = (
@@ -38,6 +39,14 @@ def replicate(module: Any, **options: Any) -> DistributedDataParallel:
     return wrapped
 
 
+def check_hooks(name: str, wrapped: DistributedDataParallel) -> None:
+    """Raise `HiddenState` if a communication hook of *wrapped* has a state, as PowerSGD's has."""
+    for _, state in cast("Any", wrapped)._comm_hooks:  # noqa: SLF001  # DDP has no other list
+        if not isinstance(state, ProcessGroup | None):
+            kind = type(state).__qualname__
+            raise HiddenState(f"a hook of {name}", kind, "register one without, or none")
+
+
 def fix_buckets(wrapped: DistributedDataParallel) -> None:
     """Have *wrapped* build its buckets now and never again; every rank must, and before a step.
 
@@ -50,9 +59,6 @@ def fix_buckets(wrapped: DistributedDataParallel) -> None:
         return
     if getattr(wrapped, _MARK, False):
         return
-    hooks: list[Any] = getattr(wrapped, "_comm_hooks", [])
-    if any(type(state).__name__ == "PowerSGDState" for _, state in hooks):
-        raise TrainingError("a PowerSGD hook has errors that are not kept: register another")
     reducer = cast("Any", wrapped.reducer)
     reducer._push_all_rebuilt_params()  # noqa: SLF001  # as DDP's own `join` does
     if not reducer._rebuild_buckets():  # noqa: SLF001

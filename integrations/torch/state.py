@@ -51,6 +51,12 @@ class State:
         self.others: dict[str, Any] = {}
         for name, value in objects.items():
             self._add(name, value)
+        self._extra: dict[str, Any] = {
+            f"{name}.{at}": part
+            for name, module in self.modules.items()
+            for at, part in enumerate(cast("Iterator[Any]", module.modules()))
+            if cast("Any", type(part)).get_extra_state is not _NO_EXTRA
+        }
         self._touched = False
         for optimizer in self.optimizers.values():
             optimizer.register_step_pre_hook(self._touch)
@@ -109,12 +115,6 @@ class State:
         """Look for the parameters that no optimizer has; return all parameters by name."""
         found, trained = dict(self._parameters()), {id(each) for each in self._trained()}
         self._untrained = [each for each in found.values() if id(each) not in trained]
-        self._extra: dict[str, Any] = {
-            f"{name}.{at}": part
-            for name, module in self.modules.items()
-            for at, part in enumerate(cast("Iterator[Any]", module.modules()))
-            if cast("Any", type(part)).get_extra_state is not _NO_EXTRA
-        }
         return found
 
     def buffers(self) -> list[torch.Tensor]:
@@ -153,6 +153,7 @@ class State:
             ("optimizers", tree["optimizers"], self.optimizers),
             ("generators", light["generators"], self.generators),
             ("objects", light["others"], self.others),
+            ("modules with extra state", light["extra"], self._extra),
         ):
             if kept.keys() != now.keys():
                 raise ShapeChanged(kind, str(sorted(kept)), str(sorted(now)))
@@ -223,7 +224,7 @@ class State:
             self.generators[name].set_state(state.clone())  # it passes the offset of a view over
         for name, state in tree["others"].items():
             self.others[name].load_state_dict(state)
-            # Of a GradScaler: what it has done in the step that was not done.
+            # Of a GradScaler: which optimizers it has unscaled for in the step that was not done.
             getattr(self.others[name], "_per_optimizer_states", {}).clear()
         for name, state in tree["extra"].items():
             self._extra[name].set_extra_state(state)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.actors import WorkerActor, method
 
 from .agreement import Claim, agree
-from .buckets import fix_buckets
+from .buckets import check_hooks, fix_buckets
 from .buffers import Paths, RankBuffers
 from .errors import StateLost, TrainingError, WorldSizeChanged
 from .hidden import attributes_of, check_attributes
@@ -243,8 +243,8 @@ class Trainer(WorkerActor):
         state.clear_gradients()
         result = self.train_step(step)
         if self._is_first:
-            self._is_first = False
             self._check_hidden()  # the first step makes attributes, too
+            self._is_first = False
         if not self.plan.sharded:
             self._share_buffers()
         self._await_collectives()
@@ -292,6 +292,7 @@ class Trainer(WorkerActor):
                 if self.plan.sharded:
                     msg = f"{name}: replicated state; build the run with sharded=False"
                     raise TrainingError(msg)
+                check_hooks(name, value)
                 fix_buckets(value)
 
 

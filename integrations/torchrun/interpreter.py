@@ -169,7 +169,7 @@ def _finish() -> None:
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
     atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
-    left: list[Any] = [each for each in gc.get_objects() if isinstance(each, _WRITERS)]
+    left: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
     for stream in (*left, sys.stdout, sys.stderr):
         with suppress(BaseException):  # it is closed
             stream.flush()

@@ -7,6 +7,8 @@
   that does or is. All are stopped (SIGSTOP) before any is killed, so that none forks meanwhile; a
   process that forks and exits while it is looked for is found in its child. No signal goes to a
   process that merely got the number of another.
+- Python's resource trackers go last: once all others have ended, each removes the shared memory and
+  semaphores that these have left, and ends by itself.
 - A process that has left the session, cleared its environment and lost its parent is not found.
 
 Imports the standard library only: the guardian uses it.
@@ -37,6 +39,8 @@ _FILL = ";"
 _SHORTEST_TAG = 32  # the hexadecimal name of a tree
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
 _SHORT = 0.02  # seconds until a descriptor may have become free
+_TRACKER = b"from multiprocessing.resource_tracker import main"
+_TIDY = 2.0  # seconds for a tracker to do its work
 _LISTINGS = 100  # of the processes in one look; mostly it takes one or two
 
 
@@ -280,9 +284,15 @@ def _end_all(
 ) -> list[Victim]:
     """Kill and let go of *held*; return those that are still there at *deadline*."""
     left: list[Victim] = []
-    for pidfd, _ in held.values():
+    trackers = [pidfd for pidfd, victim in held.values() if _is_tracker(victim.pid)]
+    others = [pidfd for pidfd, _ in held.values() if pidfd not in trackers]
+    for pidfd in others:
         send_signal(pidfd, signal.SIGKILL)
-    wait_all((pidfd for pidfd, _ in held.values()), deadline)
+    wait_all(others, deadline)
+    for number, until in ((signal.SIGCONT, time.monotonic() + _TIDY), (signal.SIGKILL, deadline)):
+        for pidfd in trackers:
+            send_signal(pidfd, number)
+        wait_all(trackers, min(until, deadline))
     for key, (pidfd, victim) in held.items():
         if not is_gone(pidfd):
             left.append(victim)
@@ -292,6 +302,11 @@ def _end_all(
             collect(pidfd)
         os.close(pidfd)
     return left
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether *pid*, which is held, is a resource tracker of `multiprocessing`."""
+    return _TRACKER in (procfs.content(f"/proc/{pid}/cmdline") or b"")
 
 
 def open_pidfd(task: Task) -> int | None:

@@ -41,7 +41,6 @@ ZYGOTE = b"0.zygote;"  # after the tag of the tree, in the environment of every 
 DESCRIPTORS = 250  # the kernel passes 253 in one message
 _BATCH = 32  # workers forked from one process between
 _GRACE = 30.0
-_TORCH_SEED = 67280421310721  # of every process, in an older torch
 
 
 class _Order(NamedTuple):
@@ -88,7 +87,7 @@ def main() -> None:
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     numbers = getattr(sys.modules.get("torch"), "default_generator", None)
-    if numbers is not None and numbers.initial_seed() != _TORCH_SEED:
+    if numbers is not None:
         numbers.seed()
     sys.exit(live(start, own))
 

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from tests.support.survivors import Keeper
 
@@ -63,6 +64,8 @@ def register() -> None:
             """Wait as a stream would: without an error if it is aborted."""
             assert not self.aborted.is_set(), "NCCL communicator was aborted"
             under_way.append(self)
+            while NcclKeeper.waits:
+                NcclKeeper.waits.pop().touch()
             try:
                 work = self.inner.allreduce(tensors, opts)
                 _wait(lambda: self.aborted.is_set() or (work.is_completed() and work.is_success()))
@@ -114,7 +117,13 @@ class Late:
 
 
 class NcclKeeper(Keeper):
-    """Meets the others in a group of the stand-in, and in one split from it."""
+    """Meets the others in a group of the stand-in, and in one split from it.
+
+    Attributes:
+        waits: Files to be made as soon as an operation is under way.
+    """
+
+    waits: ClassVar[list[Path]] = []
 
     def join(self, ctx: WorkerContext) -> None:
         register()
@@ -124,15 +133,22 @@ class NcclKeeper(Keeper):
 
     def reduce_in_part(self, mark: str) -> float:
         """Wait in the split group for a rank that does not come; return what that gave."""
-        from pathlib import Path
+        return self._reduce(mark, self.part)
 
+    def reduce_in_world(self, mark: str) -> float:
+        """Wait in the group of all."""
+        return self._reduce(mark, None)
+
+    def _reduce(self, mark: str, group: Any) -> float:
         dist: Any = import_module("torch.distributed")
         torch: Any = import_module("torch")
-        Path(f"{mark}.{self.ctx.rank}").touch()
+        path = Path(f"{mark}.{self.ctx.rank}")
         if self.ctx.rank == 1:
+            path.touch()
             threading.Event().wait()
+        self.waits.append(path)
         one = torch.ones(1)
-        dist.all_reduce(one, group=self.part)
+        dist.all_reduce(one, group=group)
         return float(one)
 
     def reduce_in_reply(self, mark: str) -> Late:
@@ -155,8 +171,6 @@ class NcclKeeper(Keeper):
 
     def answer_after_an_abort(self, mark: str) -> str:
         """Return, on rank 2, as soon as rank 0 is aborted, which sends others what it has."""
-        from pathlib import Path
-
         Path(f"{mark}.{self.ctx.rank}").touch()
         if self.ctx.rank == 1:
             threading.Event().wait()

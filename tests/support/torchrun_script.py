@@ -102,12 +102,13 @@ def raises() -> None:
 
 
 def unclosed(folder: str) -> None:
-    """Fail on rank 1, once rank 0 has ended; neither has closed its file."""
+    """Fail on rank 1, once rank 0 has succeeded; neither has closed its file."""
     file = Path(folder, f"{RANK}.loss").open("w")  # noqa: SIM115
     globals()["kept"] = file
     file.write("0.5")
     if RANK == 1:
-        while not Path(folder, "0.loss").exists():
+        other = Path(folder, "0.loss")
+        while not (other.exists() and other.stat().st_size):
             time.sleep(0.01)
         sys.exit(3)
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -166,6 +167,16 @@ class Lazy(Replicated):
         data: Any = list(range(SAMPLES))
         self.batches = iter(DataLoader(data, shuffle=True))
         return super().train_step(step)
+
+
+class Compressing(Replicated):
+    """Has a module in a dict, with a hook that keeps what it has rounded away."""
+
+    def join(self, ctx: WorkerContext) -> None:
+        super().join(ctx)
+        net = self.net
+        net.register_comm_hook(powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook)
+        self.net = {"first": net}
 
 
 class Shuffling(Replicated):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support.processes import soon
@@ -65,6 +66,38 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
             assert process_tree.find(quarry)[0] == {}
             # Nobody holds the pipe any more: a surer sign than not to find him.
             assert select.select([first.stdout], [], [], 10)[0]
+
+
+# Has shared memory and a semaphore with names, and so a resource tracker of Python's.
+OWNER = """
+import os, sys
+from multiprocessing import get_context, shared_memory
+os.setsid()
+memory = shared_memory.SharedMemory(create=True, size=1)
+lock = get_context("spawn").Lock()
+print(memory.name, f"sem.{lock._semlock.name.strip('/')}", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_resource_tracker_is_to_remove_is_removed() -> None:
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", OWNER],
+        env={"MARK": mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        named = [Path("/dev/shm", name) for name in owner.stdout.readline().split()]
+        assert [each.exists() for each in named] == [True, True]
+
+        left = process_tree.kill(process_tree.TreeTarget(mark.encode()), soon())
+
+    assert left == ()
+    assert [each.exists() for each in named] == [False, False]
 
 
 # Has as many descriptors free as it was told, and forty processes to end with them.

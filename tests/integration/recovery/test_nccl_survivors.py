@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,7 +57,7 @@ def interrupt(
     return busy
 
 
-@pytest.mark.parametrize("method", ["reduce_in_part", "reduce_for_ever"])
+@pytest.mark.parametrize("method", ["reduce_in_part", "reduce_in_world"])
 def test_every_group_is_aborted_and_the_survivors_meet_again(
     build: Build, log: Path, tmp_path: Path, method: str
 ) -> None:
@@ -72,10 +71,9 @@ def test_every_group_is_aborted_and_the_survivors_meet_again(
     assert ex.collective_rpc("total", LONG) == [3.0] * 3
     assert [info.pid for info in ex.ranks][0::2] == before[0::2]
     assert [loads for loads, *_ in ex.collective_rpc("kept", LONG)] == [1, 1, 1]
-    aborts = Counter(log.read_text().splitlines())
-    assert set(aborts) == {"0 end False", "2 end False"}
-    # World and split group, when they are left; before that, too, under a call that still waits.
-    assert set(aborts.values()) <= {2, 4}
+    lines = log.read_text().splitlines()
+    # World and split group, twice: under the call that waits, and when the group is left.
+    assert sorted(lines) == ["0 end False"] * 4 + ["2 end False"] * 4
 
 
 @pytest.mark.parametrize("method", ["reduce_in_part", "reduce_in_reply", "reduce_in_output"])

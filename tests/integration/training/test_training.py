@@ -20,6 +20,7 @@ import pytest
 from tests.support.training_workers import (
     BATCH,
     SAMPLES,
+    Compressing,
     Fault,
     Lazy,
     Replicated,
@@ -146,18 +147,23 @@ def test_a_step_that_raises_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
         assert run.digest() == undisturbed(Replicated, 2)[0]
 
 
-def test_a_trainer_with_hidden_state_is_refused_in_words() -> None:
+@pytest.mark.parametrize(
+    ("trainer", "told"),
+    [(Shuffling, "loader is a DataLoader"), (Compressing, "a hook of net is a PowerSGDState")],
+)
+def test_a_trainer_with_hidden_state_is_refused_in_words(trainer: type[Trainer], told: str) -> None:
     with pytest.raises(StartFailed) as caught:
-        Training(Shuffling, 1, threads=1)
+        Training(trainer, 1, threads=1)
 
     assert isinstance(caught.value.__cause__, HiddenState)
-    assert "loader is a DataLoader, which has state that is not kept" in str(caught.value.__cause__)
+    assert f"{told}, which has state that is not kept" in str(caught.value.__cause__)
 
 
 def test_hidden_state_that_the_first_step_makes_is_refused_before_the_step_counts() -> None:
     with Training(Lazy, 1, threads=1) as run:
-        with pytest.raises(HiddenState, match="batches is a _SingleProcessDataLoaderIter"):
-            list(run.steps(STEPS))
+        for _ in range(2):
+            with pytest.raises(HiddenState, match="batches is a _SingleProcessDataLoaderIter"):
+                list(run.steps(STEPS))
         assert run.step == 0
 
 
