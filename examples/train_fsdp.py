@@ -110,7 +110,6 @@ def train(options: argparse.Namespace, text: bytes, kills: int) -> dict[str, Any
         for timer in timers:
             timer.join()
         digest = run.digest()
-    print(f"kills: {kills}")
     back, ends = [each.at for each in run.resumed], [at for _, at in killed]
     stalls = [min((at for at in back if at > end), default=end) - end for end in ends]
     told = {"hash": digest, "used": used, "losses": losses, "killed": killed, "stalls": stalls}
@@ -134,8 +133,9 @@ def main() -> int:
     calm, got = (train(options, text.encode(), kills) for kills in (0, options.kills))
     lost, doubled = calm["used"] - got["used"], got["used"] - calm["used"]
     equal = got["hash"] == calm["hash"] and not lost and not doubled
-    print("done again", got["redone"], "samples lost", lost.total(), "doubled", doubled.total())
-    print("stall per kill in seconds", *(f"{each:.2f}" for each in got["stalls"]))
+    print("\nsteps  kills  done again  samples lost  doubled  stall per kill, s")
+    row = options.steps, options.kills, got["redone"], lost.total(), doubled.total()
+    print("{:5}{:7}{:12}{:14}{:9} ".format(*row), *(f"{each:.2f}" for each in got["stalls"]))
     print("hash", got["hash"][:32], "undisturbed", calm["hash"][:32])
     print("equal:", "yes" if equal else "NO")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")

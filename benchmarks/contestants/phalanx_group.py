@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from phalanx import Executor, Intensity, Launch, Strategy, WorkerActor
@@ -40,13 +40,16 @@ class PhalanxGroup(protocol.Contestant):
 
     def open(self, ranks: int, variant: str) -> None:
         self._retries = 10 if variant.startswith("retry") else 0
-        self._executor = Executor(Echo, ranks, **_VARIANTS[variant])
+        self._executor = Executor(Echo, ranks, devices="cpu", **_VARIANTS[variant])
 
     def close(self) -> None:
         self._executor.close()
 
     def version(self) -> str:
-        return version("phalanx")
+        try:
+            return version("phalanx")
+        except PackageNotFoundError:  # a tree that is on the path
+            return "not installed"
 
     def pids(self) -> list[int]:
         return [info.pid or 0 for info in self._executor.ranks]

@@ -71,8 +71,8 @@ class NoRoom(TrainingError):
 
     def __init__(self, where: str, size: int, why: str) -> None:
         super().__init__(
-            f"no room for {size} bytes of state in {where}: {why}; "
-            "the step is applied and the state before it stays in the buffers"
+            f"no room for {size} bytes of state in {where}: {why}; make room or give another "
+            "folder: what is in the buffers stays, and a step that was applied is not lost"
         )
         self.size = size
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PURE = "take samples by phalanx.integrations.torch.sample_indices(seed, step, rank, ...)"
 _GIVE = "give it to State(...)"
+_SEEDED = "draw from the numbers of torch, random or numpy.random, which are seeded for each step"
 
 
 def check_kept(name: str, value: object) -> None:
@@ -45,24 +46,54 @@ def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) ->
     Raises:
         HiddenState: there is some.
     """
-    known = {id(each) for each in kept}
-    skipped = set(allowed)
-    for name, part in attributes_of(owner):
-        if name not in skipped and id(part) not in known:
-            check_kept(name, part)
-            _check_drawn(name, part)
+    for name, part in attributes_of(owner, {id(each) for each in kept}, allowed):
+        check_kept(name, part)
+        _check_drawn(name, part)
 
 
-def attributes_of(owner: Any) -> Iterator[tuple[str, object]]:
-    """Yield the attributes of *owner*, and what is in lists and dicts of them, by its name."""
-    attributes = cast("dict[str, object]", vars(owner))
-    for name, value in attributes.items():
-        parts: Iterable[object] = (value,)
-        if isinstance(value, dict):
-            parts = cast("Mapping[object, object]", value).values()
-        elif isinstance(value, (list, tuple)) and len(cast("list[object]", value)) < _LONG:
-            parts = cast("list[object]", value)
-        yield from ((name, part) for part in parts)
+def attributes_of(
+    owner: Any, known: Iterable[int] = (), skipped: Iterable[str] = ()
+) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of *owner*, and what is in them, by name.
+
+    That is what lists and dicts have, and the attributes of objects whose classes are the user's:
+    those of the package, or the script, that the class of *owner* is from.
+
+    Args:
+        owner: The trainer.
+        known: Objects, by `id`, that are left out with all that is in them.
+        skipped: Names that are left out likewise.
+    """
+    home = _home_of(owner)
+    seen, left_out = {id(owner), *known}, set(skipped)
+    rest: list[tuple[str, Any]] = [("", owner)]
+    while rest:
+        before, inner = rest.pop()
+        for key, value in cast("dict[str, object]", vars(inner)).items():
+            name = f"{before}{key}"
+            if name in left_out:
+                continue
+            for part in _parts_of(value):
+                if id(part) in seen:
+                    continue
+                yield name, part
+                if _home_of(part) == home and isinstance(getattr(part, "__dict__", None), dict):
+                    seen.add(id(part))
+                    rest.append((f"{name}.", part))
+
+
+def _parts_of(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("Mapping[object, object]", value).values()
+    if isinstance(value, (list, tuple)):
+        parts = cast("list[object]", value)
+        return parts if len(parts) < _LONG else ()
+    return (value,)
+
+
+def _home_of(value: Any) -> str:
+    """Return the package or script that the class of *value* is from."""
+    return str(type(value).__module__).partition(".")[0]
 
 
 _LONG = 1000  # a list that long holds data
@@ -74,10 +105,7 @@ def _check_drawn(name: str, value: object) -> None:
     if numpy is not None:
         drawn += (numpy.random.Generator, numpy.random.RandomState)
     if isinstance(value, drawn):
-        raise HiddenState(
-            name,
-            type(cast("Any", value)).__qualname__,
-            f"{_GIVE}, or draw from torch's own numbers, which are seeded for each step",
-        )
+        remedy = f"{_GIVE}, or {_SEEDED}" if isinstance(value, torch.Generator) else _SEEDED
+        raise HiddenState(name, type(cast("Any", value)).__qualname__, remedy)
     if isinstance(value, (torch.optim.Optimizer, LRScheduler)):
         raise HiddenState(name, type(cast("Any", value)).__qualname__, _GIVE)

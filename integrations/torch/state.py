@@ -40,6 +40,7 @@ class State:
 
     Raises:
         HiddenState: an object draws from a state that cannot be kept.
+        WrongDevice, TrainingError: a tensor has no memory, or none of its own.
     """
 
     def __init__(self, **objects: Any) -> None:
@@ -51,6 +52,8 @@ class State:
         self.others: dict[str, Any] = {}
         for name, value in objects.items():
             self._add(name, value)
+        for name, tensor in (*self._parameters(), *self._buffers()):
+            _check_plain(name, tensor)
         self._extra: dict[str, Any] = {
             f"{name}.{at}": part
             for name, module in self.modules.items()
@@ -255,6 +258,19 @@ class State:
 
 def _copy(target: torch.Tensor, kept: Any) -> None:
     local_of(target).copy_(kept.local if isinstance(kept, Shard) else kept)
+
+
+def _check_plain(name: str, tensor: torch.Tensor) -> None:
+    """Raise an error unless *tensor* has memory of its own, an element in each place."""
+    if tensor.is_meta:
+        raise WrongDevice(name, "meta", "one with memory")
+    if tensor.layout is not torch.strided:
+        raise TrainingError(f"{name} is {tensor.layout}, which cannot be kept: make it dense")
+    if not isinstance(tensor, DTensor) and any(
+        size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        msg = f"{name} is expanded, so that elements share memory: give its clone() to the module"
+        raise TrainingError(msg)
 
 
 def _described(value: Any) -> str:

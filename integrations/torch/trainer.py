@@ -21,7 +21,7 @@ from .buckets import check_hooks, fix_buckets
 from .buffers import Paths, RankBuffers
 from .errors import StateLost, TrainingError, WorldSizeChanged
 from .hidden import attributes_of, check_attributes
-from .packing import Packed, unpack
+from .packing import Packed, local_of, unpack
 from .sampling import seed_step
 
 if TYPE_CHECKING:
@@ -267,15 +267,16 @@ class Trainer(WorkerActor):
 
     def _share_buffers(self) -> None:
         """Have rank 0's batch statistics everywhere, as DDP would before the next step."""
-        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in self.state.buffers():
-            kinds.setdefault(buffer.dtype, []).append(buffer)
-        for buffers in kinds.values():
-            flat = torch.cat([each.reshape(-1) for each in buffers])
-            dist.broadcast(flat, src=0)
-            parts = torch.split(flat, [each.numel() for each in buffers])
-            for each, part in zip(buffers, parts, strict=True):
-                each.copy_(part.view_as(each))
+        buffers = [local_of(each) for each in self.state.buffers()]
+        buffers.sort(key=lambda each: -each.itemsize)  # so that each is aligned among the bytes
+        if not buffers:
+            return
+        # As bytes: not every backend knows every type.
+        flat = torch.cat([each.reshape(-1).view(torch.uint8) for each in buffers])
+        dist.broadcast(flat, src=0)
+        parts = torch.split(flat, [each.numel() * each.itemsize for each in buffers])
+        for each, part in zip(buffers, parts, strict=True):
+            each.copy_(part.view(each.dtype).view_as(each))
 
     def _check_hidden(self) -> None:
         state = self.state

@@ -57,11 +57,12 @@ class Training(Generic[_T]):
             same folder goes on. None keeps them in memory.
         sharded: Whether the state of each rank is its own (FSDP2, tensor parallel), or equal on all
             ranks (DDP).
-        survivors: As in `RestartPolicy`; ``"keep"`` re-forms the ranks that live.
+        survivors: As in `RestartPolicy`; ``"keep"`` re-forms the ranks that live. None takes what
+            *policy* says, or ``"keep"``.
         threads: Of torch on each rank; None takes an equal share of the processors, or what the
             run in *folder* had.
         timeout: Seconds for joining an epoch and for each collective operation; None takes torch's.
-        policy: Over *survivors*; None takes 100 restarts in 60 seconds.
+        policy: None takes 100 restarts in 60 seconds.
         executor: Further arguments of `Executor`.
 
     Attributes:
@@ -86,7 +87,7 @@ class Training(Generic[_T]):
         every: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         sharded: bool = False,
-        survivors: Literal["keep", "restart"] = "keep",
+        survivors: Literal["keep", "restart"] | None = None,
         threads: int | None = None,
         timeout: float | None = None,
         policy: RestartPolicy | None = None,
@@ -101,9 +102,12 @@ class Training(Generic[_T]):
             threads = max(1, int(usable_processors()) // ranks)
         check_count("threads", threads)
         check_limit("timeout", timeout)
-        check_choice("survivors", survivors, ("keep", "restart"))
+        if survivors is not None:
+            check_choice("survivors", survivors, ("keep", "restart"))
         if policy is None:
-            policy = RestartPolicy(survivors=survivors, intensity=Intensity(100, 60.0))
+            policy = RestartPolicy(survivors=survivors or "keep", intensity=Intensity(100, 60.0))
+        elif survivors not in (None, policy.survivors):
+            raise SpecError("survivors", survivors, f"policy has survivors={policy.survivors!r}")
         if every is None:
             every = 10 if policy.survivors == "keep" and not sharded else 1
         check_count("every", every)

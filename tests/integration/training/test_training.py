@@ -174,10 +174,19 @@ def test_sharded_state_is_refused_where_it_would_be_taken_for_replicated() -> No
     assert "sharded state; build the run with sharded=True" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize(("option", "value"), [("timeout", -0.5), ("survivors", "some")])
-def test_an_option_that_makes_no_sense_is_refused_by_its_name(option: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("option", "more"),
+    [
+        ("timeout", {"timeout": -0.5}),
+        ("survivors", {"survivors": "some"}),
+        ("survivors", {"survivors": "keep", "policy": RestartPolicy(survivors="restart")}),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_by_its_name(
+    option: str, more: dict[str, Any]
+) -> None:
     with pytest.raises(SpecError) as refused:
-        Training(Replicated, 1, **{option: value})
+        Training(Replicated, 1, **more)
 
     assert refused.value.field == option
 

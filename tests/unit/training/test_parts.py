@@ -18,6 +18,7 @@ from phalanx.integrations.torch import (
     ShapeChanged,
     State,
     StateLost,
+    TrainingError,
     WorldSizeChanged,
     WrongDevice,
     sample_indices,
@@ -304,10 +305,29 @@ def test_a_scaler_unscales_again_in_a_step_that_is_done_again() -> None:
 
 
 def test_a_state_on_another_device_is_refused_by_name() -> None:
-    state = State(model=nn.Linear(2, 2, device="meta"))
+    state = State(model=nn.Linear(2, 2))
 
-    with pytest.raises(WrongDevice, match="model.weight is on meta, and this rank's device is cpu"):
-        state.check_device("cpu")
+    with pytest.raises(WrongDevice, match="model.weight is on cpu, and this rank's device is cuda"):
+        state.check_device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "told"),
+    [
+        (torch.empty(2, device="meta"), "model.kept is on meta"),
+        (torch.eye(2).to_sparse(), "model.kept is torch.sparse_coo, which cannot be kept"),
+        (torch.zeros(1).expand(4), "model.kept is expanded"),
+    ],
+    ids=["meta", "sparse", "expanded"],
+)
+def test_a_tensor_without_memory_of_its_own_is_refused_by_name(
+    tensor: torch.Tensor, told: str
+) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("kept", tensor)
+
+    with pytest.raises(TrainingError, match=told):
+        State(model=model)
 
 
 # --- hidden state ---------------------------------------------------------------------------
@@ -333,10 +353,19 @@ def test_hidden_state_is_refused_in_words(value: Any) -> None:
         check_attributes(SimpleNamespace(data=value), [], [])
     with pytest.raises(HiddenState, match="data is a"):
         check_attributes(SimpleNamespace(data={"train": value}), [], [])
+    inner = SimpleNamespace(data=[value])
+    inner.inner = inner
+    outer = SimpleNamespace(inner=inner)
+    with pytest.raises(HiddenState, match=r"^inner.data is a"):
+        check_attributes(outer, [], [])
+    check_attributes(outer, [inner], [])
+    check_attributes(outer, [], ["inner"])
     check_attributes(SimpleNamespace(data=value), [], ["data"])
-    if not isinstance(value, (torch.Generator, torch.optim.Optimizer)):
-        with pytest.raises(HiddenState, match="data is a"):
-            State(data=value)
+    if isinstance(value, (torch.Generator, torch.optim.Optimizer)):
+        return
+    with pytest.raises(HiddenState, match="data is a") as refused:
+        State(data=value)
+    assert "State(" not in str(refused.value)
 
 
 def test_an_optimizer_with_a_state_dict_of_its_own_is_refused() -> None:
