@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.machine import installed_version
 from phalanx.runtime import DevicePool, Request, find_gpus
 
 from .device import MIB, Holder, allocate
@@ -31,19 +31,12 @@ _PACKAGES = (
 
 def run(record: Record) -> None:
     """Find out what evidence there is on this machine."""
-    record.set(packages={name: _version(name) for name in _PACKAGES})
+    record.set(packages={name: installed_version(name) for name in _PACKAGES})
     record.set(torch=_about_torch(), pid_namespace=_namespace(), kernel_log=_kernel_log())
     record.set(processes=_processes(record))
     record.set(inventory=_inventory(record))
     record.set(xid=_xid(record))
     record.set(tests=_tests(record))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _about_torch() -> dict[str, Any]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
 import time
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.harness.machine import describe
+from benchmarks.harness.machine import describe, installed_version
 
 from .device import find_meter
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 
 
 class Record:
@@ -45,7 +45,7 @@ class Record:
             "rehearsal": rehearsal,
             "machine": describe(),
             "code": os.environ.get("PHALANX_LAB_CODE"),  # the commit, where it was carried
-            "nccl": _nccl_version(),
+            "nccl": next(filter(None, map(installed_version, _NCCL)), None),
             "device": self.meter.describe(),
             "idle_bytes": self.meter.used(),
         }
@@ -115,13 +115,6 @@ class Record:
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(self._values, indent=1, default=str) + "\n")
         new.replace(self._path)
-
-
-def _nccl_version() -> str | None:
-    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        with contextlib.suppress(PackageNotFoundError):
-            return version(name)
-    return None
 
 
 def quantiles(values: list[float]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ def describe() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
-        "torch": _version("torch"),
-        "phalanx": _version("phalanx"),
+        "torch": installed_version("torch"),
+        "phalanx": installed_version("phalanx"),
         "load_before": round(os.getloadavg()[0], 2),
     }
 
@@ -40,7 +40,8 @@ def _processor() -> str:
     return match.group(1).decode() if match else platform.machine()
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of the package *name*; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

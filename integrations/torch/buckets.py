@@ -55,9 +55,7 @@ def fix_buckets(wrapped: DistributedDataParallel) -> None:
     Raises:
         TrainingError: this version of torch does it otherwise.
     """
-    if wrapped.find_unused_parameters and not wrapped.static_graph:
-        return
-    if getattr(wrapped, _MARK, False):
+    if is_fixed(wrapped):
         return
     reducer = cast("Any", wrapped.reducer)
     reducer._push_all_rebuilt_params()  # noqa: SLF001  # as DDP's own `join` does
@@ -65,6 +63,13 @@ def fix_buckets(wrapped: DistributedDataParallel) -> None:
         msg = "DistributedDataParallel has done a step already: wrap the module anew in join()"
         raise TrainingError(msg)
     setattr(wrapped, _MARK, True)
+
+
+def is_fixed(wrapped: DistributedDataParallel) -> bool:
+    """Whether its buckets stay as they are."""
+    if wrapped.find_unused_parameters and not wrapped.static_graph:
+        return True
+    return bool(getattr(wrapped, _MARK, False))
 
 
 _MARK = "_phalanx_fixed_buckets"

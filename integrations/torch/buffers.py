@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -43,6 +44,7 @@ _ROW_SIZE = 64  # bytes; a cache line
 _NONE = -1  # the step of a buffer without a state
 _PATIENCE = 60.0  # seconds that a rank waits for the others to have written a step
 _LOOK_AGAIN = 0.0005
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _RUN = "training.json"
 _RUN_KEYS = ("world_size", "seed", "sharded")
 
@@ -88,7 +90,9 @@ class Store:
             )
         except OSError as error:
             self.close()
-            raise NoRoom(where, _HEAD * 2 * ranks, str(error)) from error
+            if self._folder is None or error.errno in _NO_ROOM:
+                raise NoRoom(where, _HEAD * 2 * ranks, str(error)) from error
+            raise SpecError("folder", where, f"{error}: give another folder") from None
         except BaseException:
             self.close()
             raise
@@ -321,20 +325,17 @@ class RankBuffers:
         if not self._spread:
             meta, data = self._find(self._mine, step).read(self._rank)
             return unpack(meta, data.clone())
-        whole: torch.Tensor | None = None
-        meta = b""
+        own, _ = self._find(self._mine, step).read(self._rank)
+        whole = torch.empty(size_of(own), dtype=torch.uint8)
         for rank in range(self._world):
             with _opened(self._paths, rank) as slots:
-                meta, data = self._find(slots, step).read(rank)
-                if whole is None:
-                    whole = torch.empty(size_of(meta), dtype=torch.uint8)
+                _, data = self._find(slots, step).read(rank)
                 low, high = _share(whole.numel(), rank, self._world)
                 if data.numel() != high - low:
                     msg = f"the buffers of step {step} do not fit together"
                     raise StateLost(msg)
                 whole[low:high].copy_(data)
-        assert whole is not None
-        return unpack(meta, whole)
+        return unpack(own, whole)
 
     def _find(self, slots: Iterable[_Slot], step: int) -> _Slot:
         for slot in slots:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,7 +19,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from .errors import HiddenState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 _PURE = "take samples by phalanx.integrations.torch.sample_indices(seed, step, rank, ...)"
 _GIVE = "give it to State(...)"
@@ -36,7 +38,7 @@ def check_kept(name: str, value: object) -> None:
 
 
 def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) -> None:
-    """Look for hidden state in the attributes of *owner*, and in lists and dicts of them.
+    """Look for hidden state in what *owner* has.
 
     Args:
         owner: The trainer.
@@ -46,57 +48,77 @@ def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) ->
     Raises:
         HiddenState: there is some.
     """
-    for name, part in attributes_of(owner, {id(each) for each in kept}, allowed):
+    for name, part in attributes_of(owner, kept, allowed):
         check_kept(name, part)
         _check_drawn(name, part)
 
 
 def attributes_of(
-    owner: Any, known: Iterable[int] = (), skipped: Iterable[str] = ()
+    owner: Any, kept: Iterable[Any] = (), allowed: Iterable[str] = ()
 ) -> Iterator[tuple[str, object]]:
     """Yield the attributes of *owner*, and what is in them, by name.
 
-    That is what lists and dicts have, and the attributes of objects whose classes are the user's:
-    those of the package, or the script, that the class of *owner* is from.
+    That is what containers have, what modules have beside their tensors, and the attributes of
+    objects whose classes are the user's: those of the package or script that *owner* is from.
 
     Args:
         owner: The trainer.
-        known: Objects, by `id`, that are left out with all that is in them.
-        skipped: Names that are left out likewise.
+        kept: Left out; of a module what is in it is yielded.
+        allowed: Names that are left out, with all that is in them.
     """
-    home = _home_of(owner)
-    seen, left_out = {id(owner), *known}, set(skipped)
+    home, left_out = _home_of(owner.__class__), set(allowed)
+    known = {id(each) for each in kept}
+    seen: set[int] = set()
     rest: list[tuple[str, Any]] = [("", owner)]
     while rest:
-        before, inner = rest.pop()
-        for key, value in cast("dict[str, object]", vars(inner)).items():
-            name = f"{before}{key}"
-            if name in left_out:
-                continue
-            for part in _parts_of(value):
-                if id(part) in seen:
-                    continue
-                yield name, part
-                if _home_of(part) == home and isinstance(getattr(part, "__dict__", None), dict):
-                    seen.add(id(part))
-                    rest.append((f"{name}.", part))
+        before, value = rest.pop()
+        if before in left_out or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if before and id(value) not in known:
+            yield before, value
+        elif before and not isinstance(value, torch.nn.Module):
+            continue
+        rest.extend(_parts_of(before, value, home))
 
 
-def _parts_of(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return cast("Mapping[object, object]", value).values()
-    if isinstance(value, (list, tuple)):
-        parts = cast("list[object]", value)
-        return parts if len(parts) < _LONG else ()
-    return (value,)
+def _parts_of(name: str, value: Any, home: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        container = cast("Any", value)
+        values: Iterable[object] = container.values() if isinstance(value, dict) else container
+        if len(container) < _LONG:
+            yield from ((name, each) for each in values)
+    elif isinstance(value, (torch.nn.Module, SimpleNamespace)) or (
+        any(_home_of(base) == home for base in type(value).__mro__)
+    ):
+        dot = f"{name}." if name else ""
+        for key, each in _attributes(value).items():
+            yield f"{dot}{key}", each
 
 
-def _home_of(value: Any) -> str:
-    """Return the package or script that the class of *value* is from."""
-    return str(type(value).__module__).partition(".")[0]
+def _attributes(value: Any) -> dict[str, object]:
+    """Return the attributes of *value* and of its class, but for the tensors of a module."""
+    found: dict[str, object] = {}
+    for base in reversed(type(value).__mro__):
+        members = vars(base)
+        found |= {key: each for key, each in members.items() if isinstance(each, Iterator)}
+        slots = members.get("__slots__", ())
+        for key in (slots,) if isinstance(slots, str) else slots:
+            found[key] = getattr(value, key, None)
+    found |= getattr(value, "__dict__", {})
+    if isinstance(value, torch.nn.Module):
+        found |= cast("dict[str, object]", found.pop("_modules", {}))
+        for tensors in ("_parameters", "_buffers"):
+            found.pop(tensors, None)
+    return found
 
 
-_LONG = 1000  # a list that long holds data
+_LONG = 1000  # a container that large holds data
+
+
+def _home_of(kind: type) -> str:
+    """Return the package or script that *kind* is from."""
+    return str(kind.__module__).partition(".")[0]
 
 
 def _check_drawn(name: str, value: object) -> None:
@@ -107,5 +129,6 @@ def _check_drawn(name: str, value: object) -> None:
     if isinstance(value, drawn):
         remedy = f"{_GIVE}, or {_SEEDED}" if isinstance(value, torch.Generator) else _SEEDED
         raise HiddenState(name, type(cast("Any", value)).__qualname__, remedy)
-    if isinstance(value, (torch.optim.Optimizer, LRScheduler)):
+    is_scaler = isinstance(value, torch.amp.GradScaler) and value.is_enabled()
+    if is_scaler or isinstance(value, (torch.optim.Optimizer, LRScheduler)):
         raise HiddenState(name, type(cast("Any", value)).__qualname__, _GIVE)

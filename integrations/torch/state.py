@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import pickle
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -82,6 +83,11 @@ class State:
             self.generators[name] = value
         elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             self.others[name] = value
+            try:
+                Packed(value.state_dict())
+            except Exception as error:
+                remedy = f"its state_dict() cannot be pickled: {error}"
+                raise HiddenState(name, type(value).__qualname__, remedy) from error
         else:
             remedy = "give it state_dict() and load_state_dict(), or make it a function of the step"
             raise HiddenState(name, type(value).__qualname__, remedy)
@@ -115,7 +121,8 @@ class State:
             parameter.grad = None
 
     def refresh(self) -> dict[str, torch.Tensor]:
-        """Look for the parameters that no optimizer has; return all parameters by name."""
+        """Look for modules, and parameters that no optimizer has; return all parameters by name."""
+        self._parts = [part for module in self.modules.values() for part in module.modules()]
         found, trained = dict(self._parameters()), {id(each) for each in self._trained()}
         self._untrained = [each for each in found.values() if id(each) not in trained]
         return found
@@ -131,14 +138,14 @@ class State:
 
     def tree(self) -> Tree:
         """Return all of it at the last commit; large tensors are those of the objects."""
-        for module in self.modules.values():
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    part.reshard()
+        parameters = self.refresh()
+        for part in self._parts:
+            if isinstance(part, FSDPModule):
+                part.reshard()
         return {
             "step": self.step,
-            "result": self.result,
-            "parameters": self.refresh(),
+            "result": pickle.dumps(self.result),  # whole: each rank may have another
+            "parameters": parameters,
             "optimizers": {name: _states_of(each) for name, each in self.optimizers.items()},
             "light": self._light,
         }
@@ -160,6 +167,12 @@ class State:
         ):
             if kept.keys() != now.keys():
                 raise ShapeChanged(kind, str(sorted(kept)), str(sorted(now)))
+        for kind, had, has in (
+            ("modules", len(light["training"]), len(self._parts)),
+            ("parameters", len(light["wanted"]), len([*self._each()])),
+        ):
+            if had != has:
+                raise ShapeChanged(f"the number of {kind}", str(had), str(has))
         for name, states in tree["optimizers"].items():
             _check_groups(name, states, self.optimizers[name])
         with torch.no_grad():
@@ -168,16 +181,13 @@ class State:
             for name, states in tree["optimizers"].items():
                 _load_states(self.optimizers[name], states)
         self._load_light(light)
-        self.commit(tree["step"], tree["result"])
+        self.commit(tree["step"], pickle.loads(tree["result"]))
 
     def digest(self) -> str:
         """Return a SHA-256 over parameters, buffers, optimizer states and the rest, in hex."""
-        packed = Packed({**self.tree(), "light": self._light_tree(), "result": None})
-        whole = hashlib.sha256(str(self.step).encode())
-        for each in self.optimizers.values():
-            for group in each.param_groups:
-                plain = [key for key in sorted(group) if not isinstance(group[key], torch.Tensor)]
-                whole.update(repr([(key, group[key]) for key in plain if key != "params"]).encode())
+        tree = {**self.tree(), "light": self._light_tree(), "result": None}
+        packed = Packed(tree)
+        whole = hashlib.sha256(repr(_plain_of(tree)).encode())
         for tensor in packed.tensors:
             whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         data = packed.to_bytes()
@@ -199,6 +209,8 @@ class State:
 
     def _light_tree(self) -> Tree:
         return {
+            "training": bytes(part.training for part in self._parts),
+            "wanted": bytes(each.requires_grad for each in self._each()),
             "buffers": dict(self._buffers()),
             "groups": {
                 name: [
@@ -213,6 +225,12 @@ class State:
         }
 
     def _load_light(self, tree: Tree) -> None:
+        # What a step that failed has added is left as it is.
+        for part, training in zip(self._parts, tree["training"], strict=False):
+            part.training = bool(training)
+        for parameter, wanted in zip(self._each(), tree["wanted"], strict=False):
+            if parameter.requires_grad != wanted:
+                parameter.requires_grad_(bool(wanted))
         with torch.no_grad():
             for name, buffer in self._buffers():
                 _copy(buffer, tree["buffers"][name])
@@ -266,11 +284,24 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
         raise WrongDevice(name, "meta", "one with memory")
     if tensor.layout is not torch.strided:
         raise TrainingError(f"{name} is {tensor.layout}, which cannot be kept: make it dense")
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        msg = f"{name} is quantized, or a conjugate or negative view, which cannot be kept"
+        raise TrainingError(msg)
     if not isinstance(tensor, DTensor) and any(
         size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
         msg = f"{name} is expanded, so that elements share memory: give its clone() to the module"
         raise TrainingError(msg)
+
+
+def _plain_of(value: Any) -> Any:
+    """Return what of *value* is no tensor and has a text that is the same in every process."""
+    if isinstance(value, dict):
+        named = cast("Mapping[Any, object]", value)
+        return [(_plain_of(key), _plain_of(named[key])) for key in sorted(named, key=str)]
+    if isinstance(value, (list, tuple)):
+        return [_plain_of(each) for each in cast("list[object]", value)]
+    return value if isinstance(value, (int, float, str, bytes, complex)) else None
 
 
 def _described(value: Any) -> str:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phalanx.actors import WorkerActor, method
 
 from .agreement import Claim, agree
-from .buckets import check_hooks, fix_buckets
+from .buckets import check_hooks, fix_buckets, is_fixed
 from .buffers import Paths, RankBuffers
 from .errors import StateLost, TrainingError, WorldSizeChanged
 from .hidden import attributes_of, check_attributes
@@ -161,6 +161,14 @@ class Trainer(WorkerActor):
         self._form(ctx, new=self.plan.sharded)
 
     def _form(self, ctx: WorkerContext, *, new: bool) -> None:
+        """Join an epoch; the driver hears of an error that every successor would raise again."""
+        try:
+            self._take_part(ctx, new=new)
+        except TrainingError as error:
+            ctx.emit(error)
+            raise
+
+    def _take_part(self, ctx: WorkerContext, *, new: bool) -> None:
         began = time.monotonic()
         limit: dict[str, Any] = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
         ctx.init_process_group(**limit)
@@ -176,8 +184,7 @@ class Trainer(WorkerActor):
             self.state.roll_back()
         self._failed, self._is_first = False, True
         source, redone = self._resume(ctx, whole=whole)
-        self.join(ctx)
-        self._check()
+        self._wrap()
         dist.barrier()
         if ctx.rank == 0:
             now = time.monotonic()
@@ -236,14 +243,16 @@ class Trainer(WorkerActor):
                 )
                 raise StateLost(msg)
             state.roll_back()
+            self._wrap()  # DDP cannot go on after a step that it has not ended
         self._failed = True
         buffers.begin(step)
         rank = self.ctx.rank
         seed_step(self.plan.seed, step, rank, state.generators.values())
         state.clear_gradients()
         result = self.train_step(step)
-        if self._is_first:
-            self._check_hidden()  # the first step makes attributes, too
+        if self._is_first:  # it makes attributes, too
+            self._check_hidden()
+            self._check_replicas(fix=False)
             self._is_first = False
         if not self.plan.sharded:
             self._share_buffers()
@@ -285,16 +294,23 @@ class Trainer(WorkerActor):
             self, (*kept, *state.generators.values(), *state.others.values()), self.without_state
         )
 
-    def _check(self) -> None:
+    def _wrap(self) -> None:
+        self.join(self.ctx)
         self.state.refresh()
         self._check_hidden()
+        self._check_replicas(fix=True)
+
+    def _check_replicas(self, *, fix: bool) -> None:
         for name, value in attributes_of(self):
             if isinstance(value, DistributedDataParallel):
                 if self.plan.sharded:
                     msg = f"{name}: replicated state; build the run with sharded=False"
                     raise TrainingError(msg)
                 check_hooks(name, value)
-                fix_buckets(value)
+                if fix:
+                    fix_buckets(value)
+                elif not is_fixed(value):
+                    raise TrainingError(f"{name}: wrapped in DDP by a step: wrap it in join()")
 
 
 def _make_deterministic(threads: int) -> None:

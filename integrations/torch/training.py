@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 from phalanx.actors import Emitted, Executor, Launch, RestartPolicy
 from phalanx.runtime import usable_processors
 from phalanx.supervision import (
+    ExecutorClosed,
     Intensity,
     SpecError,
+    Strategy,
+    WorkerDied,
     check_choice,
     check_count,
     check_kind,
@@ -18,6 +21,7 @@ from phalanx.supervision import (
 )
 
 from .buffers import Store
+from .errors import TrainingError
 from .trainer import Plan, Resumed, Trainer
 
 if TYPE_CHECKING:
@@ -95,6 +99,8 @@ class Training(Generic[_T]):
     ) -> None:
         check_count("ranks", ranks)
         check_kind("seed", seed, int)
+        check_kind("sharded", sharded, bool)
+        check_kind("policy", policy, RestartPolicy | None)
         given: Any = trainer
         if not (isinstance(given, type) and issubclass(given, Trainer)):
             raise SpecError("trainer", trainer, "give a subclass of Trainer")
@@ -108,11 +114,15 @@ class Training(Generic[_T]):
             policy = RestartPolicy(survivors=survivors or "keep", intensity=Intensity(100, 60.0))
         elif survivors not in (None, policy.survivors):
             raise SpecError("survivors", survivors, f"policy has survivors={policy.survivors!r}")
+        if policy.strategy is not Strategy.ONE_FOR_ALL:
+            text = "the ranks form one process group: give ONE_FOR_ALL"
+            raise SpecError("policy.strategy", policy.strategy, text)
         if every is None:
             every = 10 if policy.survivors == "keep" and not sharded else 1
         check_count("every", every)
         run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
         self.resumed: list[Resumed] = []
+        self._error: TrainingError | None = None
         self._store = Store(folder, run)
         plan = Plan(
             paths=self._store.paths,
@@ -152,8 +162,10 @@ class Training(Generic[_T]):
 
         Raises:
             WorkerDied: more ranks died than the restart policy allows.
+            TrainingError: the ranks cannot go on from any state that there is; the run has ended.
             Exception: what `Trainer.train_step` raised.
         """
+        check_kind("last", last, int)
         while self.step < last:
             result = self._call("advance", self.step + 1)
             self.step += 1
@@ -161,8 +173,7 @@ class Training(Generic[_T]):
 
     def digest(self) -> str:
         """Return the SHA-256 over the states of all ranks, in hex."""
-        parts = self.executor.collective_rpc("digest", retries=_RETRIES)
-        return hashlib.sha256("".join(parts).encode()).hexdigest()
+        return hashlib.sha256("".join(self._call("digest", reply_rank=None)).encode()).hexdigest()
 
     def close(self) -> None:
         """End the ranks and release the buffers; those in a folder stay for another run."""
@@ -170,11 +181,22 @@ class Training(Generic[_T]):
             self.executor.close()
         self._store.close()
 
-    def _call(self, method: str, *args: Any) -> Any:
-        return self.executor.collective_rpc(
-            method, args=args, unique_reply_rank=0, retries=_RETRIES
-        )
+    def _call(self, method: str, *args: Any, reply_rank: int | None = 0) -> Any:
+        try:
+            return self.executor.collective_rpc(
+                method, args=args, unique_reply_rank=reply_rank, retries=_RETRIES
+            )
+        except (WorkerDied, ExecutorClosed) as end:
+            if self._error is None:
+                raise
+            raise self._error from end
 
     def _note(self, event: object) -> None:
-        if isinstance(event, Emitted) and isinstance(event.value, Resumed):
-            self.resumed.append(event.value)
+        match event:
+            case Emitted(value=Resumed() as resumed):
+                self.resumed.append(resumed)
+            case Emitted(value=TrainingError() as error):
+                self._error = error
+                self.executor.kill()
+            case _:
+                pass

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import gc
 import io
 import os
@@ -113,6 +114,7 @@ def _become_fresh() -> None:
         old: Any = getattr(sys, name)
         old.flush()
         raw: Any = io.FileIO(fd, "w", closefd=False)
+        raw.name = f"<{name}>"
         new: Any = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", write_through=True)
         new.mode = "w"
         setattr(sys, name, new)
@@ -128,7 +130,7 @@ def _execute(program: Program, scope: dict[str, Any]) -> None:
     else:
         if not Path(path).is_absolute():  # as Python does; sys.argv[0] stays
             path = f"{Path.cwd()}/{path}"
-        scope.update(__file__=path, __cached__=None, __builtins__=__builtins__)
+        scope.update(__file__=path, __cached__=None, __builtins__=builtins)
         scope["__loader__"] = SourceFileLoader("__main__", path)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         exec(code, scope)  # noqa: S102  # it is what was asked for

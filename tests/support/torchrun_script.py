@@ -40,6 +40,8 @@ def everything(folder: str) -> None:
     found: dict[str, object] = {"argv": sys.argv, "main": __name__, "file": __file__}
     found["environ"] = {key: value for key, value in os.environ.items() if "PHALANX" not in key}
     found["path"] = sys.path[0]
+    found["builtins"] = str(type(__builtins__))
+    found["streams"] = [sys.stdout.name, sys.stderr.name]
     found["handlers"] = [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT)]
     dist.init_process_group("gloo")
     total = torch.tensor([float(RANK + 1)])

@@ -179,6 +179,59 @@ class Compressing(Replicated):
         self.net = {"first": net}
 
 
+class Evaluating(Replicated):
+    """Is for a moment in another mode, and its results differ in size from rank to rank."""
+
+    def train_step(self, step: int) -> Any:
+        super().train_step(step)
+        self.model.eval()
+        self.model[0].requires_grad_(False)
+        self.strike("evaluating", step)
+        dist.barrier()
+        self.model[0].requires_grad_(True)
+        self.model.train()
+        return torch.full((100 * (self.ctx.rank + 1),), float(step))
+
+
+class Growing(Replicated):
+    """Has a buffer that no new process has the size of."""
+
+    def apply(self) -> None:
+        super().apply()
+        self.model.seen = torch.cat([cast("torch.Tensor", self.model.seen), torch.ones(1)])
+
+    def shard(self, ctx: WorkerContext) -> None:
+        self.model.register_buffer("seen", torch.zeros(0))
+
+
+class FailingBackward(Replicated):
+    """Raises in the backward pass of one step on every rank, once."""
+
+    def train_step(self, step: int) -> Any:
+        if not self.is_due("raising", step):
+            return super().train_step(step)
+        self.mark("raising", step).touch()
+
+        def fail(_: torch.Tensor) -> None:
+            msg = "in the backward pass"
+            raise ValueError(msg)
+
+        loss = self.net(torch.arange(BATCH)).sum()
+        loss.register_hook(fail)
+        return torch.autograd.backward(loss)
+
+
+class Late(Replicated):
+    """Wraps its model in DDP in the first step."""
+
+    def join(self, ctx: WorkerContext) -> None:
+        pass
+
+    def train_step(self, step: int) -> Any:
+        self.net = {"late": nn.parallel.DistributedDataParallel(self.model)}
+        return step
+
+
 class Shuffling(Replicated):
     """Draws samples from a loader."""
 

@@ -21,7 +21,11 @@ from tests.support.training_workers import (
     BATCH,
     SAMPLES,
     Compressing,
+    Evaluating,
+    FailingBackward,
     Fault,
+    Growing,
+    Late,
     Lazy,
     Replicated,
     Sharded,
@@ -31,8 +35,15 @@ from tests.support.training_workers import (
 )
 
 from phalanx.actors import Limits, RestartPolicy
-from phalanx.integrations.torch import HiddenState, Trainer, Training, WorldSizeChanged
-from phalanx.supervision import Intensity, SpecError, StartFailed
+from phalanx.integrations.torch import (
+    HiddenState,
+    ShapeChanged,
+    Trainer,
+    Training,
+    TrainingError,
+    WorldSizeChanged,
+)
+from phalanx.supervision import Intensity, SpecError, StartFailed, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 8
@@ -167,6 +178,46 @@ def test_hidden_state_that_the_first_step_makes_is_refused_before_the_step_count
         assert run.step == 0
 
 
+def test_modes_that_a_step_changes_are_rolled_back_and_results_may_differ_in_size(
+    tmp_path: Path,
+) -> None:
+    calm = train(Evaluating, 2)[0]
+
+    kept = train(Evaluating, 2, faults=[(1, 5, "evaluating")], marks=tmp_path)
+    faults = [(0, 6, "begin"), (1, 6, "begin")]
+    anew = train(Evaluating, 2, faults=faults, marks=tmp_path, every=1)
+
+    assert (kept[0], anew[0]) == (calm, calm)
+    assert kept[2].resumed[-1].source == "memory"
+    assert anew[2].resumed[-1].source == "buffers"
+    assert [len(result) for result in anew[1]] == [100] * STEPS
+
+
+def test_a_run_that_no_process_can_take_up_ends_with_the_reason(tmp_path: Path) -> None:
+    faults = [(0, 5, "begin"), (1, 5, "begin")]
+    with Training(Growing, 2, args=(faults, str(tmp_path)), threads=1, every=1) as run:
+        for _ in range(2):
+            with pytest.raises(ShapeChanged, match="model.seen"):
+                list(run.steps(STEPS))
+        assert run.step == 4
+
+
+def test_a_step_that_fails_in_its_backward_pass_is_done_again(tmp_path: Path) -> None:
+    faults = [(0, 4, "raising"), (1, 4, "raising")]
+    with Training(FailingBackward, 2, args=(faults, str(tmp_path)), threads=1) as run:
+        with pytest.raises(ValueError, match="in the backward pass"):
+            list(run.steps(STEPS))
+        assert [step.number for step in run.steps(STEPS)] == [4, 5, 6, 7, 8]
+        assert run.digest() == undisturbed(Replicated, 2)[0]
+
+
+def test_ddp_that_a_step_makes_is_refused() -> None:
+    with Training(Late, 1, threads=1) as run:
+        with pytest.raises(TrainingError, match="net: wrapped in DDP by a step: wrap it in join"):
+            list(run.steps(STEPS))
+        assert run.step == 0
+
+
 def test_sharded_state_is_refused_where_it_would_be_taken_for_replicated() -> None:
     with pytest.raises(StartFailed) as caught:
         Training(Sharded, 2, threads=1)
@@ -180,6 +231,9 @@ def test_sharded_state_is_refused_where_it_would_be_taken_for_replicated() -> No
         ("timeout", {"timeout": -0.5}),
         ("survivors", {"survivors": "some"}),
         ("survivors", {"survivors": "keep", "policy": RestartPolicy(survivors="restart")}),
+        ("policy", {"policy": "keep"}),
+        ("policy.strategy", {"policy": RestartPolicy(strategy=Strategy.ONE_FOR_ONE)}),
+        ("sharded", {"sharded": "yes"}),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_its_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -317,8 +318,9 @@ def test_a_state_on_another_device_is_refused_by_name() -> None:
         (torch.empty(2, device="meta"), "model.kept is on meta"),
         (torch.eye(2).to_sparse(), "model.kept is torch.sparse_coo, which cannot be kept"),
         (torch.zeros(1).expand(4), "model.kept is expanded"),
+        (torch.ones(2, dtype=torch.complex64).conj(), "model.kept is quantized, or a conjugate"),
     ],
-    ids=["meta", "sparse", "expanded"],
+    ids=["meta", "sparse", "expanded", "conjugate"],
 )
 def test_a_tensor_without_memory_of_its_own_is_refused_by_name(
     tensor: torch.Tensor, told: str
@@ -345,6 +347,7 @@ DATA: Any = list(range(8))
         random.Random(1),
         torch.Generator(),
         torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0),
+        torch.amp.GradScaler("cpu"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -360,12 +363,65 @@ def test_hidden_state_is_refused_in_words(value: Any) -> None:
         check_attributes(outer, [], [])
     check_attributes(outer, [inner], [])
     check_attributes(outer, [], ["inner"])
+    with pytest.raises(HiddenState, match="data is a"):
+        check_attributes(SimpleNamespace(data={"train": deque([{"a": value}])}), [], [])
+    model = nn.ModuleDict({"a": nn.Linear(1, 1)})
+    model["a"].drawn = value
+    with pytest.raises(HiddenState, match=r"^model.a.drawn is a"):
+        check_attributes(SimpleNamespace(model=model), [model], [])
+    check_attributes(SimpleNamespace(model=model), [model, value], [])
     check_attributes(SimpleNamespace(data=value), [], ["data"])
-    if isinstance(value, (torch.Generator, torch.optim.Optimizer)):
+    if isinstance(value, (torch.Generator, torch.optim.Optimizer, torch.amp.GradScaler)):
         return
     with pytest.raises(HiddenState, match="data is a") as refused:
         State(data=value)
     assert "State(" not in str(refused.value)
+
+
+def test_iterators_of_classes_and_in_slots_are_found() -> None:
+    class Slotted:
+        __slots__ = ("drawn",)
+
+        def __init__(self) -> None:
+            self.drawn = iter(DATA)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = Slotted()
+
+    class Drawing:
+        batches = iter(DATA)
+
+    with pytest.raises(HiddenState, match=r"^inner.drawn is a"):
+        check_attributes(Holder(), [], [])
+    with pytest.raises(HiddenState, match=r"^batches is a"):
+        check_attributes(Drawing(), [], [])
+
+
+def test_a_state_that_cannot_be_pickled_is_refused_by_name() -> None:
+    class Odd:
+        def state_dict(self) -> Any:
+            return {"f": lambda: None}
+
+        def load_state_dict(self, _state: Any) -> None:
+            raise NotImplementedError
+
+    with pytest.raises(HiddenState, match=r"odd is a .*Odd.*its state_dict\(\) cannot be pickled"):
+        State(odd=Odd())
+
+
+def test_the_digest_tells_what_is_no_tensor() -> None:
+    model = nn.Linear(1, 1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    state = State(model=model, scaler=scaler)
+    before = state.digest()
+    assert state.digest() == before
+    model.eval()
+    evaluating = state.digest()
+    model.train()
+    assert state.digest() == before != evaluating
+    scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 3})
+    assert state.digest() != before
 
 
 def test_an_optimizer_with_a_state_dict_of_its_own_is_refused() -> None:
