@@ -75,7 +75,7 @@ def hit(result: ChaosResult) -> list[tuple[str, int | None]]:
     return list(dict.fromkeys(every))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_faults_of_nodes_break_no_invariant(run: Run, seed: int) -> None:
     result = run(duration=10.0, rate=0.8, faults=EVERYTHING, targets=("random", "spare"), seed=seed)
 
@@ -124,7 +124,7 @@ def test_a_spare_node_is_hit_and_no_rank_dies_of_it(run: Run) -> None:
     assert result.history.every(RankDied) == ()
 
 
-@pytest.mark.parametrize(("fault", "deaths"), [("stop:1", 0), ("kill:1", 1), ("kill:group", 1)])
+@pytest.mark.parametrize(("fault", "deaths"), [("stop:1", 0), ("kill:group", 1)])
 def test_signals_reach_ranks_on_nodes(run: Run, fault: str, deaths: int) -> None:
     result = run(fault, nodes=LocalNodes(**LOCAL), duration=2.0)
 

@@ -25,6 +25,7 @@ from phalanx.runtime import Runtime
 FAULTS = ("cut", "cut_in", "cut_out", "delay", "freeze", "node")
 TIMEOUT = 2.0  # seconds of silence that make a node lost
 CUT = 9.0
+CUT_IN = pytest.param("cut_in", marks=pytest.mark.soak)
 TOO_LONG = 7.0  # seconds of a lease; its beats are as frequent as a driver expects that thinks 3
 
 pytestmark = pytest.mark.timeout(240)
@@ -70,7 +71,7 @@ def test_cuts_and_delays_break_no_invariant(
     assert result.ok, result.render()
 
 
-@pytest.mark.parametrize("name", ["cut_in", "cut_out"])
+@pytest.mark.parametrize("name", [CUT_IN, "cut_out"])
 def test_a_machine_that_is_cut_off_has_ended_its_rank_before_another_starts(
     machines: tuple[Machine, ...], runtime: Runtime, name: str
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_machine_that_is_cut_off_has_ended_its_rank_before_another_starts(
     assert old.at + old.seconds < new.at
 
 
-@pytest.mark.parametrize("name", ["cut_in", "cut_out", "delay"])
+@pytest.mark.parametrize("name", [CUT_IN, "cut_out", "delay"])
 def test_a_cut_that_is_shorter_than_the_timeout_kills_no_rank(
     machines: tuple[Machine, ...], runtime: Runtime, name: str
 ) -> None:

@@ -46,6 +46,7 @@ from phalanx.supervision import Intensity, Strategy
 
 TIMEOUT = 3.0  # seconds of silence that make a node lost
 MANY = Intensity(100, 60.0)
+TORCH = Launch(preload=("torch",))
 
 Make = Callable[..., "Nodes"]
 
@@ -97,7 +98,7 @@ def nodes(runtime: Runtime) -> Iterator[Make]:
     made: list[Nodes] = []
 
     def make(worker: Any = Echo, size: int = 4, **given: Any) -> Nodes:
-        made.append(Nodes(runtime, worker, size, **given))
+        made.append(Nodes(given.pop("runtime", runtime), worker, size, **given))
         return made[-1]
 
     yield make
@@ -127,8 +128,8 @@ def test_every_shape_of_call_reaches_ranks_on_nodes(nodes: Make) -> None:
         group.collective_rpc("fail", args=(2,))
 
 
-def test_ranks_are_told_where_they_are(nodes: Make) -> None:
-    group = nodes(Reducer, 4).group
+def test_ranks_are_told_where_they_are(nodes: Make, torch_runtime: Runtime) -> None:
+    group = nodes(Reducer, 4, runtime=torch_runtime, launch=TORCH).group
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     env = group.collective_rpc(lambda worker: [os.environ[name] for name in names])
@@ -410,7 +411,12 @@ def test_survivors_on_other_nodes_are_kept_and_told_of_a_silent_loss(
     nodes: Make, torch_runtime: Runtime
 ) -> None:
     made = nodes(
-        Keeper, 4, spare_nodes=1, policy=RestartPolicy(survivors="keep", leave_within=10.0)
+        Keeper,
+        4,
+        spare_nodes=1,
+        policy=RestartPolicy(survivors="keep", leave_within=10.0),
+        runtime=torch_runtime,
+        launch=TORCH,
     )
     group = made.group
     assert group.collective_rpc("total") == [4.0] * 4
