@@ -5,11 +5,13 @@ A run that drew from one of them would go on with other samples or other numbers
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections import deque
 from collections.abc import Iterator
-from types import SimpleNamespace
+from functools import partial
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,9 +19,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from .errors import HiddenState
+from .packing import local_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _PURE = "take samples by phalanx.integrations.torch.sample_indices(seed, step, rank, ...)"
 _GIVE = "give it to State(...)"
@@ -53,13 +56,60 @@ def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) ->
         _check_drawn(name, part)
 
 
+class Untouched:
+    """Tensors that a trainer has and its `State` has not: no step may change one in place.
+
+    Args:
+        owner: The trainer.
+        kept: As in `check_attributes`.
+        tensors: What is in the `State`; views of these are left out.
+        allowed: As in `check_attributes`.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        kept: Iterable[Any],
+        tensors: Iterable[torch.Tensor],
+        allowed: Sequence[str],
+    ) -> None:
+        known = {_memory_of(each) for each in tensors}
+        self._seen = [
+            (name, tensor, tensor._version)  # noqa: SLF001
+            for found, part in attributes_of(owner, kept, allowed)
+            for name, tensor in _tensors_of(found, part)
+            if name not in allowed and not tensor.is_inference() and _memory_of(tensor) not in known
+        ]
+
+    def check(self) -> None:
+        """Raise `HiddenState` if one was changed."""
+        for name, tensor, version in self._seen:
+            if tensor._version != version:  # noqa: SLF001
+                remedy = f"{_GIVE}, or name it in without_state if no later step depends on it"
+                raise HiddenState(name, "tensor that a step changed", remedy)
+
+
+def _tensors_of(name: str, part: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(part, torch.Tensor):
+        yield name, part
+    elif isinstance(part, torch.nn.Module):
+        tensors = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+        yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    local = local_of(tensor)
+    return local.untyped_storage().data_ptr() if local.layout is torch.strided else id(local)
+
+
 def attributes_of(
     owner: Any, kept: Iterable[Any] = (), allowed: Iterable[str] = ()
 ) -> Iterator[tuple[str, object]]:
     """Yield the attributes of *owner*, and what is in them, by name.
 
-    That is what containers have, what modules have beside their tensors, and the attributes of
-    objects whose classes are the user's: those of the package or script that *owner* is from.
+    That is what containers and closures have, what a method is bound to, what modules have beside
+    their tensors, and the attributes of objects whose classes are the user's: those of the package
+    or script that *owner* is from.
 
     Args:
         owner: The trainer.
@@ -88,6 +138,14 @@ def _parts_of(name: str, value: Any, home: str) -> Iterator[tuple[str, object]]:
         values: Iterable[object] = container.values() if isinstance(value, dict) else container
         if len(container) < _LONG:
             yield from ((name, each) for each in values)
+    elif isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty as yet
+                yield name, cell.cell_contents
+    elif isinstance(value, (MethodType, BuiltinMethodType, MethodWrapperType)):
+        yield name, value.__self__
+    elif isinstance(value, partial):
+        yield from ((name, each) for each in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, (torch.nn.Module, SimpleNamespace)) or (
         any(_home_of(base) == home for base in type(value).__mro__)
     ):

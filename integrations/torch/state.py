@@ -131,6 +131,11 @@ class State:
         """Return the buffers of all modules, such as batch statistics."""
         return [each for _, each in self._buffers()]
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the parameters and buffers of all modules, and the states of all optimizers."""
+        states = Packed({name: _states_of(each) for name, each in self.optimizers.items()})
+        return [*self._each(), *self.buffers(), *states.tensors]
+
     def _touch(self, *_: object) -> None:
         self._touched = True
 

@@ -20,7 +20,7 @@ from .agreement import Claim, agree
 from .buckets import check_hooks, fix_buckets, is_fixed
 from .buffers import Paths, RankBuffers
 from .errors import StateLost, TrainingError, WorldSizeChanged
-from .hidden import attributes_of, check_attributes
+from .hidden import Untouched, attributes_of, check_attributes
 from .packing import Packed, local_of, unpack
 from .sampling import seed_step
 
@@ -95,6 +95,7 @@ class Trainer(WorkerActor):
         self.plan = plan
         self._buffers: RankBuffers | None = None
         self._failed = self._is_first = False
+        self._untouched: Untouched | None = None
 
     # --- for users ------------------------------------------------------------------------
 
@@ -258,6 +259,8 @@ class Trainer(WorkerActor):
             self._share_buffers()
         self._await_collectives()
         self.apply()
+        if self._untouched is not None:
+            self._untouched.check()
         state.commit(step, result)
         self._failed = False
         if step % self.plan.every == 0:
@@ -289,10 +292,12 @@ class Trainer(WorkerActor):
 
     def _check_hidden(self) -> None:
         state = self.state
-        kept = (state, *state.modules.values(), *state.optimizers.values())
-        check_attributes(
-            self, (*kept, *state.generators.values(), *state.others.values()), self.without_state
+        kept = (
+            *(state, *state.modules.values(), *state.optimizers.values()),
+            *(*state.generators.values(), *state.others.values()),
         )
+        check_attributes(self, kept, self.without_state)
+        self._untouched = Untouched(self, kept, state.tensors(), self.without_state)
 
     def _wrap(self) -> None:
         self.join(self.ctx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from phalanx.integrations.torch import (
 )
 from phalanx.integrations.torch.agreement import Claim, agree
 from phalanx.integrations.torch.buffers import RankBuffers, Store
-from phalanx.integrations.torch.hidden import check_attributes
+from phalanx.integrations.torch.hidden import Untouched, check_attributes
 from phalanx.integrations.torch.packing import Packed, unpack
 from phalanx.supervision import SpecError
 
@@ -371,6 +372,9 @@ def test_hidden_state_is_refused_in_words(value: Any) -> None:
         check_attributes(SimpleNamespace(model=model), [model], [])
     check_attributes(SimpleNamespace(model=model), [model, value], [])
     check_attributes(SimpleNamespace(data=value), [], ["data"])
+    for drawing in (lambda: value, value.__repr__, partial(print, value)):
+        with pytest.raises(HiddenState, match="data is a"):
+            check_attributes(SimpleNamespace(data=drawing), [], [])
     if isinstance(value, (torch.Generator, torch.optim.Optimizer, torch.amp.GradScaler)):
         return
     with pytest.raises(HiddenState, match="data is a") as refused:
@@ -396,6 +400,35 @@ def test_iterators_of_classes_and_in_slots_are_found() -> None:
         check_attributes(Holder(), [], [])
     with pytest.raises(HiddenState, match=r"^batches is a"):
         check_attributes(Drawing(), [], [])
+
+
+def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:
+    model, teacher = nn.Linear(2, 2), nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = State(model=model, optimizer=optimizer)
+    moments = [each["momentum_buffer"] for each in optimizer.state.values()]
+    static, views = torch.zeros(2), [model.weight[0], *moments]
+    trainer = SimpleNamespace(
+        state=state, ema=teacher, static=static, views=views, frozen=torch.ones(2)
+    )
+    kept = [state, model, optimizer]
+
+    untouched = Untouched(trainer, kept, state.tensors(), ["static"])
+    optimizer.step()
+    static.add_(1)
+    trainer.views = []
+    teacher.eval()(torch.ones(1, 2))
+    untouched.check()
+
+    names = ["static", "ema.running_mean", "ema.running_var"]
+    untouched = Untouched(trainer, kept, state.tensors(), names)
+    teacher.train()(torch.ones(2, 2))
+    with pytest.raises(
+        HiddenState, match=r"^ema.num_batches_tracked is a tensor that a step changed"
+    ):
+        untouched.check()
 
 
 def test_a_state_that_cannot_be_pickled_is_refused_by_name() -> None:
