@@ -1,7 +1,7 @@
 """`Driven`: one contestant in a process of its own, told line by line what to do.
 
 Guarantees: no order waits for ever; a contestant that breaks is an error that names it and holds
-its last words, and none of its processes outlives `end`.
+its last words, and none of its processes outlives `end`, or the death of the driver.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -25,6 +26,7 @@ from .venvs import environment_of
 
 _PACKAGE = "phalanx_peers"
 _LAST_WORDS = 600  # characters
+_WATCH = Path(__file__).with_name("orphan_watch.py")
 
 
 class ContestantBroke(PhalanxError):
@@ -79,6 +81,12 @@ class Driven:
             "TMPDIR": str(self.scratch),
             "XDG_RUNTIME_DIR": str(self.scratch),
         }
+        self._watch = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(_WATCH), f"{MARK}={self.mark}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # no Ctrl-C ends it
+        )
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [python, "-m", _PACKAGE, name],
@@ -158,6 +166,10 @@ class Driven:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._watch.communicate(timeout=seconds)  # it has nobody left to kill
+        self._watch.kill()
+        self._watch.wait()
         return left
 
     def last_words(self) -> str:

@@ -22,7 +22,7 @@ from .errors import HiddenState
 from .packing import local_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
 _PURE = "take samples by phalanx.integrations.torch.sample_indices(seed, step, rank, ...)"
 _GIVE = "give it to State(...)"
@@ -40,50 +40,45 @@ def check_kept(name: str, value: object) -> None:
         raise HiddenState(name, kind, _PURE)
 
 
-def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) -> None:
-    """Look for hidden state in what *owner* has.
+def check_attributes(
+    owner: Any,
+    kept: Iterable[Any],
+    allowed: Collection[str],
+    tensors: Iterable[torch.Tensor] = (),
+) -> Untouched:
+    """Look for hidden state in what *owner* has; return its tensors that no step may change.
 
     Args:
         owner: The trainer.
         kept: The objects that are in its `State`.
         allowed: Attributes that the user says have no state that matters.
+        tensors: Those in its `State`, of which it may have views.
 
     Raises:
         HiddenState: there is some.
     """
+    found: list[tuple[str, torch.Tensor]] = []
     for name, part in attributes_of(owner, kept, allowed):
         check_kept(name, part)
         _check_drawn(name, part)
+        found.extend(_tensors_of(name, part))
+    known = {_memory_of(each) for each in tensors}
+    return Untouched(
+        (name, tensor)
+        for name, tensor in found
+        if name not in allowed and not tensor.is_inference() and _memory_of(tensor) not in known
+    )
 
 
 class Untouched:
-    """Tensors that a trainer has and its `State` has not: no step may change one in place.
+    """Tensors by name that a trainer has and its `State` has not: no step may change one."""
 
-    Args:
-        owner: The trainer.
-        kept: As in `check_attributes`.
-        tensors: What is in the `State`; views of these are left out.
-        allowed: As in `check_attributes`.
-    """
-
-    def __init__(
-        self,
-        owner: Any,
-        kept: Iterable[Any],
-        tensors: Iterable[torch.Tensor],
-        allowed: Sequence[str],
-    ) -> None:
-        known = {_memory_of(each) for each in tensors}
-        self._seen = [
-            (name, tensor, tensor._version)  # noqa: SLF001
-            for found, part in attributes_of(owner, kept, allowed)
-            for name, tensor in _tensors_of(found, part)
-            if name not in allowed and not tensor.is_inference() and _memory_of(tensor) not in known
-        ]
+    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._versions = [(name, each, each._version) for name, each in tensors]  # noqa: SLF001
 
     def check(self) -> None:
-        """Raise `HiddenState` if one was changed."""
-        for name, tensor, version in self._seen:
+        """Raise `HiddenState` if one was changed in place."""
+        for name, tensor, version in self._versions:
             if tensor._version != version:  # noqa: SLF001
                 remedy = f"{_GIVE}, or name it in without_state if no later step depends on it"
                 raise HiddenState(name, "tensor that a step changed", remedy)

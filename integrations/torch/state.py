@@ -132,9 +132,16 @@ class State:
         return [each for _, each in self._buffers()]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the parameters and buffers of all modules, and the states of all optimizers."""
-        states = Packed({name: _states_of(each) for name, each in self.optimizers.items()})
-        return [*self._each(), *self.buffers(), *states.tensors]
+        """Return the parameters and buffers of all modules, and what optimizers have of each."""
+        states = [
+            value
+            for optimizer in self.optimizers.values()
+            for state in optimizer.state.values()
+            if isinstance(state, dict)
+            for value in state.values()
+        ]
+        found = [value for value in states if isinstance(value, torch.Tensor)]
+        return [*self._each(), *self.buffers(), *found]
 
     def _touch(self, *_: object) -> None:
         self._touched = True

@@ -84,18 +84,18 @@ class Trainer(WorkerActor):
 
     Attributes:
         state: What `build` returned.
-        without_state: Names of attributes that look as if they had hidden state, and have none that
-            matters.
+        without_state: Names of attributes that look as if they had hidden state, or that a step
+            changes in place, and on which no later step depends.
     """
 
     state: State
     without_state: Sequence[str] = ()
+    _untouched: Untouched
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._buffers: RankBuffers | None = None
         self._failed = self._is_first = False
-        self._untouched: Untouched | None = None
 
     # --- for users ------------------------------------------------------------------------
 
@@ -259,8 +259,7 @@ class Trainer(WorkerActor):
             self._share_buffers()
         self._await_collectives()
         self.apply()
-        if self._untouched is not None:
-            self._untouched.check()
+        self._untouched.check()
         state.commit(step, result)
         self._failed = False
         if step % self.plan.every == 0:
@@ -292,12 +291,9 @@ class Trainer(WorkerActor):
 
     def _check_hidden(self) -> None:
         state = self.state
-        kept = (
-            *(state, *state.modules.values(), *state.optimizers.values()),
-            *(*state.generators.values(), *state.others.values()),
-        )
-        check_attributes(self, kept, self.without_state)
-        self._untouched = Untouched(self, kept, state.tensors(), self.without_state)
+        kinds = (state.modules, state.optimizers, state.generators, state.others)
+        kept = (state, *(each for kind in kinds for each in kind.values()))
+        self._untouched = check_attributes(self, kept, self.without_state, state.tensors())
 
     def _wrap(self) -> None:
         self.join(self.ctx)

@@ -124,7 +124,10 @@ def test_a_spare_node_is_hit_and_no_rank_dies_of_it(run: Run) -> None:
     assert result.history.every(RankDied) == ()
 
 
-@pytest.mark.parametrize(("fault", "deaths"), [("stop:1", 0), ("kill:group", 1)])
+@pytest.mark.parametrize(
+    ("fault", "deaths"),
+    [("stop:1", 0), ("kill:group", 1), pytest.param("kill:1", 1, marks=pytest.mark.soak)],
+)
 def test_signals_reach_ranks_on_nodes(run: Run, fault: str, deaths: int) -> None:
     result = run(fault, nodes=LocalNodes(**LOCAL), duration=2.0)
 

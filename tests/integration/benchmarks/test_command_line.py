@@ -122,6 +122,7 @@ def test_cluster_tells_every_row_that_needs_neither_ray_nor_peers(tmp_path: Path
     assert found["left"] == []
     assert found["why"].keys() <= {"driver", "ray"}
     assert found["figures"]["silence.overlap"] == [0, 0]
+    assert found["figures"]["eight.restarts"] == [1]
     assert {found["figures"][f"accounts.{what}"][0] for what in ("lost", "doubled", "stale")} == {0}
     assert found["figures"]["accounts.nodes"][0] > 0
 

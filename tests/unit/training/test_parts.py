@@ -29,7 +29,7 @@ from phalanx.integrations.torch import (
 )
 from phalanx.integrations.torch.agreement import Claim, agree
 from phalanx.integrations.torch.buffers import RankBuffers, Store
-from phalanx.integrations.torch.hidden import Untouched, check_attributes
+from phalanx.integrations.torch.hidden import check_attributes
 from phalanx.integrations.torch.packing import Packed, unpack
 from phalanx.supervision import SpecError
 
@@ -415,7 +415,7 @@ def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:
     )
     kept = [state, model, optimizer]
 
-    untouched = Untouched(trainer, kept, state.tensors(), ["static"])
+    untouched = check_attributes(trainer, kept, ["static"], state.tensors())
     optimizer.step()
     static.add_(1)
     trainer.views = []
@@ -423,7 +423,7 @@ def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:
     untouched.check()
 
     names = ["static", "ema.running_mean", "ema.running_var"]
-    untouched = Untouched(trainer, kept, state.tensors(), names)
+    untouched = check_attributes(trainer, kept, names, state.tensors())
     teacher.train()(torch.ones(2, 2))
     with pytest.raises(
         HiddenState, match=r"^ema.num_batches_tracked is a tensor that a step changed"
