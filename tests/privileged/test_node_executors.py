@@ -42,14 +42,19 @@ class Pulsing(Keeper):
         super().on_start(ctx)
         file = self.journal / f"{ctx.rank}-{ctx.incarnation}"
 
-        def write() -> None:
-            with file.open("a") as lines:
-                while True:
-                    lines.write(f"{time.monotonic()}\n")
-                    lines.flush()
-                    time.sleep(0.003)
+        lines = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
-        threading.Thread(target=write, daemon=True).start()
+        def write() -> None:
+            os.write(lines, f"{time.monotonic()}\n".encode())
+
+        def go_on() -> None:
+            while True:
+                time.sleep(0.003)
+                write()
+
+        for _ in range(2):  # before it is ready, for it may be killed at once
+            write()
+        threading.Thread(target=go_on, daemon=True).start()
 
 
 @dataclass
