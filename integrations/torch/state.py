@@ -133,15 +133,12 @@ class State:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the parameters and buffers of all modules, and what optimizers have of each."""
-        states = [
-            value
-            for optimizer in self.optimizers.values()
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-        ]
-        found = [value for value in states if isinstance(value, torch.Tensor)]
-        return [*self._each(), *self.buffers(), *found]
+        found = [*self._each(), *self.buffers()]
+        for optimizer in self.optimizers.values():
+            for state in optimizer.state.values():
+                of_one = cast("dict[Any, object]", state) if isinstance(state, dict) else {}
+                found += [each for each in of_one.values() if isinstance(each, torch.Tensor)]
+        return found
 
     def _touch(self, *_: object) -> None:
         self._touched = True
