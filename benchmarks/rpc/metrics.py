@@ -79,7 +79,7 @@ def drive(mode: str) -> None:
     with (
         MetricsServer(0) if mode == "on" else contextlib.nullcontext(),
         Runtime(console=None) as runtime,
-        Executor(Idle, _RANKS, launch={"preload": ()}, runtime=runtime) as group,
+        Executor(Idle, _RANKS, devices="cpu", launch={"preload": ()}, runtime=runtime) as group,
     ):
         time.sleep(_ASKED)
         print(0, flush=True)

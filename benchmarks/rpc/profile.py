@@ -106,7 +106,10 @@ def _profiles(ranks: int, messages: list[Message], calls: int) -> Iterator[tuple
     """Yield the nanoseconds of each step, and of the whole, for each of *calls*."""
     marks = _noted(_DRIVER)
     try:
-        with Runtime(console=None) as runtime, Executor(Profiled, ranks, runtime=runtime) as ours:
+        with (
+            Runtime(console=None) as runtime,
+            Executor(Profiled, ranks, devices="cpu", runtime=runtime) as ours,
+        ):
             ours.collective_rpc("install")
             for message in messages:
                 yield message, _profile(ours, message, calls, marks)
