@@ -9,16 +9,13 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
-import gc
 import io
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 import types
 import zipfile
@@ -27,13 +24,14 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from phalanx.runtime.process.interpreter_exit import finish
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .program import Program
 
 _HERE = __file__
-_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -66,7 +64,7 @@ def run_python(
         elif os.getpid() == pid:
             on_error(error)
         _show(error)
-    _finish()
+    finish()
     if code is None:
         end_by(signal.SIGINT)
     if code or os.getpid() != pid:
@@ -164,14 +162,3 @@ def _show(error: BaseException) -> None:
         traceback.print_exc()
         sys.stderr.write("\nOriginal exception was:\n")
         traceback.print_exception(error)
-
-
-def _finish() -> None:
-    """Do what Python does before it ends."""
-    with suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
-    atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
-    left: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
-    for stream in (*left, sys.stdout, sys.stderr):
-        with suppress(BaseException):  # it is closed
-            stream.flush()

@@ -83,6 +83,11 @@ def overwrite(address: int, text: bytes) -> None:
     ctypes.memmove(address, text, len(text))
 
 
+def flush_c_streams() -> None:
+    """Write what C's standard streams of this process still hold."""
+    _libc.fflush(None)
+
+
 def boot_time() -> float:
     """Return seconds on the clock that goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

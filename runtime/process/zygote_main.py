@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import importlib
 import json
 import os
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from phalanx.runtime.linux import descriptor_limit, process_title, process_tree, procfs
 from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
 
+from . import interpreter_exit
 from .child_main import LOST, ChildStart, await_go, live
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def main() -> None:
     numbers = getattr(sys.modules.get("torch"), "default_generator", None)
     if numbers is not None:
         numbers.seed()
-    sys.exit(live(start, own))
+    interpreter_exit.leave(live(start, own) or 0)
 
 
 def _die_with(sock: socket.socket, driver: int) -> None:
@@ -123,8 +123,7 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    gc.collect()
-    gc.freeze()  # a collection in a worker would copy every page it counts in
+    interpreter_exit.freeze()
     fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) & ~os.O_ASYNC)
     _tell(sock, {"kind": "ready", "unfit": _unfit()})
 

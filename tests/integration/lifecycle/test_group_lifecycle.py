@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import ctypes
+import gc
 import os
 import threading
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from phalanx.runtime import usable_processors
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
+    ExitKind,
     Intensity,
     SpecError,
     StartFailed,
@@ -539,3 +545,44 @@ def test_the_kernel_takes_a_worker_before_the_driver_when_memory_runs_out(make: 
 
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert own < score <= 1000
+
+
+class Leaves(WorkerActor):
+    """Leaves what a Python ends by itself: a pool, a thread, files that are not flushed."""
+
+    def prepare(self, folder: Path) -> None:
+        pool = ThreadPoolExecutor(1)
+        pool.submit(int).result()
+        globals().update(pool=pool, file=(folder / "file").open("w"))
+        globals()["file"].write("text")
+
+        def late() -> None:
+            time.sleep(0.2)
+            (folder / "thread").touch()
+
+        threading.Thread(target=late).start()
+        atexit.register((folder / "atexit").touch)
+
+        class Circle:
+            def __init__(self) -> None:
+                self.me = self
+
+            def __del__(self) -> None:
+                (folder / "circle").touch()
+
+        gc.disable()
+        Circle()
+        weakref.finalize(threading.main_thread(), (folder / "finalize").touch)
+        ctypes.CDLL(None).puts(b"written by C")
+
+
+def test_a_rank_ends_as_python_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Executor(Leaves, 1, devices="cpu", launch=Launch(preload=())) as ex:
+        ex.collective_rpc("prepare", args=(tmp_path,))
+
+    assert ex.exit_reason is not None
+    assert ex.exit_reason.kind is ExitKind.SHUTDOWN
+    names = sorted(each.name for each in tmp_path.iterdir())
+    assert names == ["atexit", "circle", "file", "finalize", "thread"]
+    assert (tmp_path / "file").read_text() == "text"
+    assert "written by C" in "".join(capfd.readouterr())
