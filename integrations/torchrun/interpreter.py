@@ -24,7 +24,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from phalanx.runtime.process.interpreter_exit import finish
+from phalanx.runtime import interpreter_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ def run_python(
         elif os.getpid() == pid:
             on_error(error)
         _show(error)
-    finish()
+    interpreter_exit.finish()
     if code is None:
         end_by(signal.SIGINT)
     if code or os.getpid() != pid:
