@@ -210,15 +210,20 @@ class BoundedCaller:
         try:
             if self._last is not None and not self._last.done():
                 raise Unanswered("the call before is still without an answer")
-            ask = (result, function)
-            threading.Thread(target=resolve, args=ask, name=self._name, daemon=True).start()
-            self._last = result
+            threading.Thread(
+                target=resolve, args=(result, function), name=self._name, daemon=True
+            ).start()
             wait([result], max(0.0, until - time.monotonic()))
+            # Not for longer: by the traceback of an error it would keep all that its caller has.
+            self._last = None if result.done() else result
         finally:
             self._lock.release()
         if not result.done():
             raise Unanswered(f"no answer within {self._limit:g} s")
-        return result.result()
+        try:
+            return result.result()
+        finally:
+            del result  # likewise: this frame is in the traceback
 
 
 class NvmlInventory(GpuInventory):

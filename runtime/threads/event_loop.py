@@ -53,6 +53,7 @@ def resolve(result: Future[Result], function: Callable[[], Result]) -> None:
         result.set_result(function())
     except BaseException as error:  # noqa: BLE001  # raised in the thread that waits for it
         result.set_exception(error)
+        del result  # this frame is in the traceback: no cycle keeps what the callers have
 
 
 _CLOSED_BY_OTHERS = "something in this process has closed a descriptor of its event loop"

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,20 @@ def test_an_error_of_a_question_is_raised_where_it_was_asked() -> None:
         caller.call(lambda: 1 // 0)
 
     assert caller.call(lambda: 7) == 7
+
+
+def test_an_error_of_a_question_keeps_nothing_of_who_asked() -> None:
+    caller = BoundedCaller("test", 30.0)
+
+    def ask() -> weakref.ref[Any]:
+        mine = threading.Event()
+        with contextlib.suppress(ZeroDivisionError):
+            caller.call(lambda: 1 // 0)
+        return weakref.ref(mine)
+
+    asked = ask()
+
+    wait_until(lambda: asked() is None)  # not by the garbage collector
 
 
 def test_the_meter_of_the_experiments_reads_memory_processes_and_what_the_device_is(
