@@ -12,12 +12,13 @@ same configuration.
 from __future__ import annotations
 
 import pkgutil
-import threading
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 
-from phalanx.supervision import CallTimeout
+from phalanx.supervision import CallTimeout, SpecError
 
 from .compat import EngineDeadError, VllmExecutor, check_installed, init_logger
 from .engine_state import EngineEnded, EngineRecovering, EngineState, serve_states
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.actors import Executor
-    from phalanx.supervision import ExitReason
 
+    from .recovery import WeightsLost
     from .worker.engine_worker import EngineWorker
 
 check_installed()
@@ -61,16 +62,14 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         check_config(config)
         self._state = EngineState()
         policy = Policy.of_config(config.additional_config)
-        name = policy.on_weights_lost
-        hook = None if name is None else pkgutil.resolve_name(name)
+        hook = _hook(policy.on_weights_lost)
         for_workers = cloudpickle.dumps(config)  # without the scheduler class
         mix_in_healing(config, self._state)
         self._mark = new_mark()
-        self._ended: ExitReason | None = None
-        self._has_ended = threading.Event()
+        self._end: Future[str] = Future()
         self._closed = False
         self._group = start_group(config, policy, pickled=for_workers, mark=self._mark)
-        self._group.register_failure_callback(self._on_end)
+        self._group.register_failure_callback(self._fail)
         self._recovery = Recovery(
             self._group,
             Journal(
@@ -133,19 +132,19 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             self.collective_rpc("check_health", timeout=_HEALTH)
         except CallTimeout as error:
             status = self._group.status()
-            if status.phase == "serving" and not self._recovery.is_replaying:
+            if status.phase == "serving" and status.epoch == self._recovery.epoch:
                 raise  # a worker that does not answer, and is not restarted
             msg = f"the workers of this engine are being restarted; restarts: {status.restarts}"
             raise EngineRecovering(msg) from error
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         """Run *callback* once the workers have ended for good; at once if they have."""
-        self._group.register_failure_callback(lambda _reason: callback())
+        self._end.add_done_callback(lambda _end: callback())
 
     @property
     def is_failed(self) -> bool:
         """Whether the workers have ended for good other than by `shutdown`."""
-        return self._ended is not None
+        return self._end.done()
 
     @property
     def supervision(self) -> Executor[EngineWorker]:
@@ -164,18 +163,38 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             recovery.close()
         remove_names(self._mark)
 
-    def _on_end(self, reason: ExitReason) -> None:
-        self._ended = reason
-        self._has_ended.set()
-        _logger.error("phalanx.vllm_ended %s", self._story())
+    def _fail(self, reason: object) -> None:
+        with suppress(InvalidStateError):  # it has failed before
+            self._end.set_result(str(reason))
+            _logger.error("phalanx.vllm_ended %s", self._story())
 
     def _story(self, why: str = "") -> EngineEnded:
-        """Return the error of every call from now on, and leave it for the client."""
+        """Return the error of every call from now on, and leave it for the client.
+
+        *why* is a reason that the group does not know of: it ends, too.
+        """
+        if why:
+            self._fail(why)
+            self._group.request_close()
         if self._group.is_failed:
-            self._has_ended.wait(_TELLING)  # this call may have learnt of the end first
+            wait([self._end], _TELLING)  # this call may have learnt of the end first
         reports = self._group.status().reports
         told = f"; the last death:\n{reports[-1].render()}" if reports else ""
-        end = why or self._ended or "it was shut down"
+        end = self._end.result() if self._end.done() else "it was shut down"
         error = EngineEnded(f"the workers of this engine have ended for good: {end}{told}")
         self._state.set("ended", str(error))
         return error
+
+
+def _hook(name: str | None) -> Callable[[WeightsLost], object] | None:
+    """Return what the policy's ``on_weights_lost`` names, before anything is started."""
+    if name is None:
+        return None
+    try:
+        hook = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = f"name a function that the engine core can import: {error}"
+        raise SpecError("on_weights_lost", name, remedy) from error
+    if not callable(hook):
+        raise SpecError("on_weights_lost", name, f"name a function; this is {hook!r}")
+    return cast("Callable[[WeightsLost], object]", hook)

@@ -136,11 +136,12 @@ class Journal:
         self._profile: Entry | None = None
         self._own: list[tuple[str, bytes]] = []
         self._lost: set[str] = set()
+        self._lost_before: set[str] = set()  # before the last update of all weights
 
     @property
     def lost(self) -> list[str]:
         """Names of the calls that may have changed weights, and that a new worker does not make."""
-        return sorted(self._lost)
+        return sorted(self._lost | self._lost_before)
 
     def doubt(self, name: str) -> None:
         """Note that the call *name* of a user's may have changed weights, or change them later."""
@@ -206,9 +207,11 @@ class Journal:
         if method in self._superseding:
             before = [n for n, (each, _) in enumerate(self._own[:-1]) if each in self._superseding]
             del self._own[: before[-1] + 1 if before else 0]
+            # What is in doubt since the one before may be a part of this one.
+            self._lost_before, self._lost = self._lost, set()
         if sum(len(packed) for _, packed in self._own) > self._most:
             self._own.clear()
-            self._replay = frozenset()  # from now on each of them is lost
+            self._replay = frozenset()  # from now on each of them is lost, and none supersedes
             self._lost.add(f"{method} (more than {self._most} bytes to replay)")
 
 

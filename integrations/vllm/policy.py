@@ -99,6 +99,8 @@ class Policy:
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         for name in set(self.superseding) - set(self.replay):
             raise SpecError("superseding", name, "name it in replay too")
+        for name in set(self.replay) & set(self.harmless):
+            raise SpecError("harmless", name, "it is in replay: a call cannot be in both")
         if self.on_weights_lost is not None:
             check_kind("on_weights_lost", self.on_weights_lost, str)
             if not re.fullmatch(r"[\w.]+:[\w.]+", self.on_weights_lost):

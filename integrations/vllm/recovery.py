@@ -19,7 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import GroupDown, GroupUp
-from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
+from phalanx.supervision import (
+    GPU_WORKER,
+    CallerError,
+    CallTimeout,
+    Directive,
+    ExecutorClosed,
+    WorkerDied,
+)
 
 from .journal import REPEATABLE
 
@@ -71,7 +78,6 @@ class Recovery:
 
     Attributes:
         epoch: The latest epoch whose workers have been restored.
-        is_replaying: Whether some are being restored.
     """
 
     def __init__(
@@ -93,7 +99,6 @@ class Recovery:
         self._state = state
         self._replayed_in = 0.0
         self._cause = ""
-        self.is_replaying = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="phalanx-heal")
         self._hook_turn = threading.Lock()
         self.epoch: int = self._ask_epoch(None)  # its workers are as new as the journal
@@ -101,7 +106,8 @@ class Recovery:
 
     def restore(self) -> int:
         """Return the epoch of the workers, once they are restored."""
-        return self._thread.submit(self._restore, None).result()
+        epoch: int = self._submit(self._restore, None).result()
+        return epoch
 
     def call(
         self,
@@ -118,8 +124,7 @@ class Recovery:
         *name* is that of a callable, for messages.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        future: Future[Any]
-        future = self._thread.submit(self._call, method, until, args, kwargs, name)
+        future: Future[Any] = self._submit(self._call, method, until, args, kwargs, name)
         if non_block:
             return future
         try:
@@ -135,6 +140,12 @@ class Recovery:
         if self._hooked is not None:
             self._hooked[1].cancel()  # the thread may be waiting for a hook that never returns
         self._thread.shutdown(cancel_futures=True)
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        try:
+            return self._thread.submit(function, *args)
+        except RuntimeError as error:  # it has been closed
+            raise self._ended("") from error
 
     def _call(
         self,
@@ -160,11 +171,16 @@ class Recovery:
                 if repeats:
                     continue
                 raise
-            except CallTimeout:
-                self._journal.doubt(name or str(method))  # it may still run
-                raise
             except ExecutorClosed as error:
                 raise self._ended("") from error
+            except CallerError:
+                raise  # it has not begun
+            except Exception as error:
+                # It may still run, or have had a part of its effect. Workers that this error ends
+                # take that with them.
+                if GPU_WORKER.directive(error) is not Directive.RESTART:
+                    self._journal.doubt(name or str(method))
+                raise
             self._journal.note(method, args, kwargs, answers, name=name)
             return answers
 
@@ -192,7 +208,6 @@ class Recovery:
         began = time.monotonic()
         entries = self._journal.entries()
         is_start = left is None or left >= self._limit
-        self.is_replaying = True
         try:
             self._group.collective_rpc(
                 "prepare",
@@ -207,8 +222,6 @@ class Recovery:
             if not is_start:
                 raise
             raise StaleEpoch(f"epoch {epoch} was not restored after {self._limit:g} s") from error
-        finally:
-            self.is_replaying = False
         self.epoch = epoch
         self._replayed_in = time.monotonic() - began
 

@@ -186,7 +186,7 @@ def is_broken_process_group(cause: Cause) -> bool:
 
 def _is_of_broken_group(error: BaseException) -> bool:
     text = error_text(error) if isinstance(error, RuntimeError) else ""
-    is_texts = "gloo/transport/" in text or text.startswith("NCCL error")
+    is_texts = "gloo/transport/" in text or "NCCL error" in text
     return is_texts or bool(_names(type(error)) & _BROKEN_GROUP)
 
 

@@ -29,4 +29,6 @@ def test_without_a_replay_or_a_hook_the_first_restart_ends_the_engine(said_by: S
 
     assert "weights may have been set by set_weights, and died with its workers" in said["error"]
     assert "killed" not in said
+    assert said["ended"]
     assert said["restarts"] == 1
+    assert said["after"] == "EngineEnded"

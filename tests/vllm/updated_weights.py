@@ -11,6 +11,7 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -21,6 +22,7 @@ from benchmarks.vllm.toy_model import make_model
 
 _STEPS = 6
 _TOKENS = 12
+_LONG = 300.0
 _POLICIES: dict[str, dict[str, Any]] = {
     "replay": {"replay": ["set_weights"], "superseding": ["set_weights"], "replay_bytes": 2000},
     "hook": {"on_weights_lost": "tests.vllm.updated_weights:send_again"},
@@ -72,6 +74,9 @@ def main(folder: Path, how: str) -> None:
             **supervised(intensity=[100, 60.0], **_POLICIES[how]),
         )
     )
+    executor = engine.engine_core.engine_core.model_executor
+    ended = Event()
+    executor.register_failure_callback(ended.set)
     parameters = vllm.SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
 
     def roll_out(number: int, *, kill: bool) -> list[list[int]]:
@@ -80,6 +85,8 @@ def main(folder: Path, how: str) -> None:
         engine.reset_prefix_cache()
         if kill and number % 2:  # between two steps of the loop
             strike(os.getpid(), (0,))
+            if how == "neither":  # it does not take a request to find that the weights are lost
+                said["ended"] = ended.wait(_LONG) and executor.is_failed
         for request in range(3):
             prompt = {"prompt_token_ids": list(range(request, 30))}
             engine.add_request(f"{number}-{request}", prompt, parameters)
@@ -93,15 +100,19 @@ def main(folder: Path, how: str) -> None:
         return [answers[name] for name in sorted(answers)]
 
     numbers = range(1, _STEPS + 1)
-    said: dict[str, Any] = {"right": [roll_out(number, kill=False) for number in numbers]}
+    said: dict[str, Any] = {}
+    said["right"] = [roll_out(number, kill=False) for number in numbers]
     try:
         said["killed"] = [roll_out(number, kill=True) for number in numbers]
     except Exception as error:  # it is what the test looks at
         said["error"] = str(error)
-    group = engine.engine_core.engine_core.model_executor.supervision
-    said["restarts"] = group.status().restarts
+    said["restarts"] = executor.supervision.status().restarts
     said["hook"] = module.called
     engine.engine_core.shutdown()
+    try:
+        executor.collective_rpc("check_health")
+    except Exception as error:
+        said["after"] = type(error).__name__
     print(json.dumps(said))
 
 

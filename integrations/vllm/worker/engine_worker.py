@@ -19,6 +19,7 @@ import cloudpickle
 from phalanx.actors import AsyncOutput, WorkerActor, method
 from phalanx.integrations.vllm import compat
 from phalanx.integrations.vllm.recovery import NotRestored, StaleEpoch
+from phalanx.supervision import UnknownMethod
 
 from .resumption import Resumption
 from .shm_names import mark_names, marked_address, remove_names
@@ -198,7 +199,11 @@ class EngineWorker(WorkerActor):
     def _run(self, method: str | bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(method, bytes):
             return partial(cloudpickle.loads(method), self._worker)(*args, **kwargs)
-        return getattr(self._worker, method)(*args, **kwargs)
+        try:
+            call = getattr(self._worker, method)
+        except AttributeError as error:
+            raise UnknownMethod(str(error)) from error
+        return call(*args, **kwargs)
 
     def _try(self, entry: Entry) -> None:
         """Make the call, and log its failure: vLLM loads an adapter again for a request of it."""

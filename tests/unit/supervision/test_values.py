@@ -154,7 +154,8 @@ def test_errors_of_gloo_count_as_a_broken_process_group_and_others_do_not() -> N
         "Connection closed by peer [127.0.0.1]:4711"
     )
 
-    for error in (gone, wrapped(gone), backend_error("NCCL error")):
+    nccl = RuntimeError("NCCL error: remote process exited or there was a network error")
+    for error in (gone, wrapped(gone), backend_error("Watchdog"), nccl):
         assert is_broken_process_group(error)
         assert GPU_WORKER.directive(error) is Directive.RESTART
     for error in (RuntimeError("shape mismatch"), ValueError("gloo"), wrapped(ValueError("x"))):

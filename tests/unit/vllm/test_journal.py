@@ -92,6 +92,20 @@ def test_a_call_in_doubt_may_have_set_weights_even_if_it_is_replayed() -> None:
     assert journal.lost == ["update"]
 
 
+def test_what_is_in_doubt_is_forgotten_with_the_updates_before_two_whole_ones() -> None:
+    journal = Journal(["load", "finish"], superseding=["finish"])
+
+    journal.doubt("load")  # of the update that is ended next, perhaps
+    journal.note("finish")
+    assert journal.lost == ["load"]
+    journal.doubt("mine")
+    journal.note("finish")
+    assert journal.lost == ["mine"]
+    journal.note("finish")
+
+    assert journal.lost == []
+
+
 def test_what_is_replayed_are_the_arguments_as_they_were() -> None:
     weights = [1, 2]
     journal = Journal(["update"])

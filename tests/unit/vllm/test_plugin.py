@@ -214,6 +214,7 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
         ({"replay": "update"}, "replay"),
         ({"replay": ["update"], "superseding": ["finish"]}, "superseding"),
         ({"on_weights_lost": "no module"}, "on_weights_lost"),
+        ({"replay": ["update"], "harmless": ["update"]}, "harmless"),
         ("yes", "phalanx"),
     ],
 )

@@ -13,7 +13,7 @@ from phalanx.integrations.vllm.journal import Journal
 from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch, WeightsLost
 from phalanx.integrations.vllm.suspects import Suspects
 from phalanx.runtime import GroupUp
-from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
+from phalanx.supervision import CallTimeout, ExecutorClosed, UnknownMethod, WorkerDied
 
 LONG = 10.0
 
@@ -169,6 +169,41 @@ def test_only_calls_of_vllms_own_are_made_again_after_a_death(error: Exception) 
     engine.close()
 
 
+DEVICE = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (ValueError("rank 1: half of it is set"), ["update"]),
+        (CallTimeout("update", [1], 3.0), ["update"]),
+        (UnknownMethod("no update"), []),
+        (DEVICE, []),  # its workers end, and what it may have set with them
+    ],
+)
+def test_an_update_that_raises_may_have_had_a_part_of_its_effect(
+    error: Exception, lost: list[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    group = Group(rpc=fail)
+    journal = Journal(["update"])
+    engine = recovery(group, journal)
+
+    with pytest.raises(type(error)):
+        call(engine, "update")
+
+    assert journal.lost == lost
+    group.number = 2
+    if lost:
+        with pytest.raises(Ended, match="set by update"):
+            engine.restore()
+    else:
+        assert engine.restore() == 2
+    engine.close()
+
+
 def test_the_end_of_the_group_is_the_error_of_every_call_and_no_thread_stays() -> None:
     group = Group()
     engine = recovery(group)
@@ -184,6 +219,8 @@ def test_the_end_of_the_group_is_the_error_of_every_call_and_no_thread_stays() -
         engine.restore()
     engine.close()
     group.up()  # closed: ignored
+    with pytest.raises(Ended):
+        call(engine, "look")
 
     assert not [each for each in threading.enumerate() if each.name.startswith("phalanx-heal")]
 
