@@ -23,54 +23,68 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("vllm.phalanx")
 
-# A name here, its place in vLLM, and what is used of it: attributes, fields, and methods with the
-# parameters they are given.
+# A name here, its place in vLLM, and what is used of it: attributes and fields, and in brackets
+# what a call gives, `_` by its place and others by their names. An exclamation mark stands behind
+# what the plug-in overrides, so that it must be all that vLLM may give.
 _USED = """
-AsyncModelRunnerOutput v1.outputs:AsyncModelRunnerOutput get_output
-EngineCoreOutput v1.engine:EngineCoreOutput request_id new_token_ids finish_reason stop_reason
-  events trace_headers
-EngineCoreOutputs v1.engine:EngineCoreOutputs outputs
+AsyncModelRunnerOutput v1.outputs:AsyncModelRunnerOutput get_output()
+CacheConfig config:CacheConfig kv_cache_memory_bytes
+CachedRequestState v1.worker.gpu_input_batch:CachedRequestState output_token_ids generator
+  sampling_params
+EngineCoreOutput v1.engine:EngineCoreOutput
+  (request_id,new_token_ids,finish_reason,stop_reason,events,trace_headers)
+EngineCoreOutputs v1.engine:EngineCoreOutputs () outputs
 EngineDeadError v1.engine.exceptions:EngineDeadError
-FlexibleArgumentParser utils.argparse_utils:FlexibleArgumentParser
-ModelRegistry model_executor.models:ModelRegistry
-ModelRunnerOutput v1.outputs:ModelRunnerOutput req_ids req_id_to_index sampled_token_ids
+FlexibleArgumentParser utils.argparse_utils:FlexibleArgumentParser (prog)
+ModelConfig config:ModelConfig architectures runner_type seed
+ModelRegistry model_executor.models:ModelRegistry models
+ModelRunner v1.worker.gpu_model_runner:GPUModelRunner requests input_batch sampler device dtype
+  max_num_tokens get_model()
+ModelRunnerOutput v1.outputs:ModelRunnerOutput (req_ids,req_id_to_index,sampled_token_ids)
 NewRequestData v1.core.sched.output:NewRequestData req_id prompt_len prefill_token_ids
   sampling_params
-OMPProcessManager utils.ompmultiprocessing:OMPProcessManager configure_omp_envs(rank,local_rank)
-  cpu_lists
+OMPProcessManager utils.ompmultiprocessing:OMPProcessManager (_)
+  configure_omp_envs(rank,local_rank) cpu_lists
+ParallelConfig config:ParallelConfig world_size tensor_parallel_size pipeline_parallel_size
+  prefill_context_parallel_size data_parallel_size data_parallel_index data_parallel_rank_local
+  worker_cls
 Request v1.request:Request request_id status client_index sampling_params resumable stop_reason
   trace_headers num_in_flight_tokens num_stale_output_tokens drop_stale_output num_computed_tokens
-  num_output_tokens all_token_ids is_finished get_finished_reason take_events
+  num_output_tokens all_token_ids is_finished() get_finished_reason() take_events()
 RequestStatus v1.request:RequestStatus RUNNING WAITING PREEMPTED FINISHED_ERROR
-Scheduler v1.core.sched.scheduler:Scheduler schedule
-  update_from_output(scheduler_output,model_runner_output)
-  reset_prefix_cache(reset_running_requests) finish_requests(request_ids,finished_status) requests
-  running vllm_config encoder_cache_manager reset_preempted_req_ids num_spec_tokens
-  use_v2_model_runner max_num_active_reqs num_waiting_for_streaming_input
+Sampler v1.sample.sampler:Sampler topk_topp_sampler
+SamplingParams sampling_params:SamplingParams seed temperature prompt_logprobs
+Scheduler v1.core.sched.scheduler:Scheduler schedule update_from_output(_,_)!
+  reset_prefix_cache(reset_running_requests) finish_requests(_,_) requests running vllm_config
+  encoder_cache_manager reset_preempted_req_ids num_spec_tokens use_v2_model_runner
+  max_num_active_reqs num_waiting_for_streaming_input
+SchedulerConfig config:SchedulerConfig scheduler_cls get_scheduler_cls()
 SchedulerOutput v1.core.sched.output:SchedulerOutput scheduled_new_reqs num_scheduled_tokens
   total_num_scheduled_tokens has_structured_output_requests
-VllmExecutor v1.executor.abstract:Executor collective_rpc(method,timeout,args,kwargs,non_block)
-  supports_pp uses_ray execute_model(scheduler_output,non_block)
-  sample_tokens(grammar_output,non_block) take_draft_token_ids execute_dummy_batch check_health
-  shutdown supports_async_scheduling register_failure_callback(callback) vllm_config
+VllmConfig config:VllmConfig model_config parallel_config scheduler_config additional_config
+VllmExecutor v1.executor.abstract:Executor _init_executor()!
+  collective_rpc(method,timeout,args,kwargs,non_block)! supports_pp uses_ray
+  execute_model(scheduler_output,non_block)! sample_tokens(grammar_output,non_block)!
+  take_draft_token_ids()! check_health()! shutdown()! supports_async_scheduling()!
+  register_failure_callback(callback)! vllm_config
 WorkerWrapperBase v1.worker.worker_base:WorkerWrapperBase __init__(rpc_rank,global_rank)
-  init_worker(all_kwargs) init_device execute_model(scheduler_output) shutdown worker
-configure_logging logger:configure_logging
-configure_logging_from_args logger:configure_logging_from_args
-current_platform platforms:current_platform is_cuda_alike is_cpu set_device
-  update_block_size_for_backend
-distributed distributed: destroy_model_parallel destroy_distributed_environment
-embedding model_executor.layers.vocab_parallel_embedding: get_masked_input_and_mask
-envs envs: enable_envs_cache VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-init_logger logger:init_logger
-load_general_plugins plugins:load_general_plugins
-maybe_init_worker_tracer tracing:maybe_init_worker_tracer
-parallel_state distributed.parallel_state: get_world_group get_pp_group
-ranking v1.sample.ops.logprobs: batched_count_greater_than
-serve_commands entrypoints.cli.serve:cmd_init
-set_random_seed utils.torch_utils:set_random_seed
-set_worker_net_device v1.executor.vllm_net_devices:set_worker_net_device
-startup_omp_num_threads utils.torch_utils:startup_omp_num_threads
+  init_worker(_) init_device() execute_model(_) shutdown() worker
+configure_logging logger:configure_logging (_)
+configure_logging_from_args logger:configure_logging_from_args (_)
+current_platform platforms:current_platform is_cuda_alike() is_cpu() set_device(_)
+  update_block_size_for_backend(_)
+distributed distributed: destroy_model_parallel() destroy_distributed_environment()
+embedding model_executor.layers.vocab_parallel_embedding: get_masked_input_and_mask(_,_,_,_,_,_)
+envs envs: enable_envs_cache() VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+init_logger logger:init_logger (_)
+load_general_plugins plugins:load_general_plugins ()
+maybe_init_worker_tracer tracing:maybe_init_worker_tracer (_,_,_)
+parallel_state distributed.parallel_state: get_world_group() get_pp_group()
+ranking v1.sample.ops.logprobs: batched_count_greater_than(_,_)
+serve_commands entrypoints.cli.serve:cmd_init ()
+set_random_seed utils.torch_utils:set_random_seed (_)
+set_worker_net_device v1.executor.vllm_net_devices:set_worker_net_device (_,_)
+startup_omp_num_threads utils.torch_utils:startup_omp_num_threads (_)
 """
 _ROWS = [row.split() for row in re.split(r"\n(?! )", _USED.strip())]
 _PLACES = {name: place for name, place, *_ in _ROWS}
@@ -108,17 +122,35 @@ def differences() -> list[str]:
 
 
 def _lacks(thing: Any, used: str) -> Iterator[str]:
-    for name, given in re.findall(r"(\w+)(?:\(([\w,]*)\))?", used):
-        if not _has(thing, name):
+    for each in used.split():
+        name, is_call, given = each.partition("(")
+        if name and not _has(thing, name):
             yield f"no {name}"
-        elif given:
-            known = inspect.signature(getattr(thing, name)).parameters
-            takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
-            yield from (
-                f"{name} takes no {each}"
-                for each in given.split(",")
-                if each not in known and not takes_any
-            )
+        elif is_call:
+            call = getattr(thing, name) if name else thing
+            is_method = isinstance(thing, type) and inspect.isfunction(call)
+            if misfit := _misfit(inspect.signature(call), given, skips=int(is_method)):
+                yield f"{name or 'it'}: {misfit}"
+
+
+def _misfit(signature: inspect.Signature, given: str, *, skips: int) -> str:
+    """Return why *signature* does not take what is *given*; empty if it does."""
+    words = [each for each in given.rstrip("!)").split(",") if each]
+    named = [each for each in words if each != "_"]
+    by_place = skips + len(words) - len(named)
+    try:
+        signature.bind(*(None,) * by_place, **dict.fromkeys(named))
+    except TypeError as error:
+        return str(error)
+    if given.endswith("!"):
+        more = [
+            each.name
+            for each in list(signature.parameters.values())[by_place:]
+            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in named
+        ]
+        if more:
+            return f"it may be given {', '.join(more)}"
+    return ""
 
 
 def _has(thing: Any, name: str) -> bool:

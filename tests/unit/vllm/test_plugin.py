@@ -86,14 +86,24 @@ class Something:
     def __init__(self, given: int) -> None:
         self.kept = given
 
-    def method(self, known: int) -> int:
-        return known
+    def method(self, known: int, more: int = 0) -> int:
+        return known + more
 
 
 def test_the_probe_names_what_is_missing() -> None:
-    used = "field kept method(known) __init__(given) gone method(known,other)"
+    fits = "(given) (_) field kept method(known) method(_)  method(_,_) method(known,more)!"
+    misfits = "gone method(known,other) method() method(_)! () method(_,_,_)"
 
-    assert list(compat._lacks(Something, used)) == ["no gone", "method takes no other"]
+    assert list(compat._lacks(Something, fits)) == []
+    assert list(compat._lacks(Something, misfits)) == [
+        "no gone",
+        "method: got an unexpected keyword argument 'other'",
+        "method: missing a required argument: 'known'",
+        "method: it may be given more",
+        "it: missing a required argument: 'given'",
+        "method: too many positional arguments",
+    ]
+    assert list(compat._lacks(len, "(_) (_,_)")) == ["it: too many positional arguments"]
 
 
 @pytest.mark.skipif(installed_version() is not None, reason="vLLM is installed")
