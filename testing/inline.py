@@ -182,7 +182,7 @@ class InlineGroup:
         """Change nothing: there is one rank, in no process of its own, and nothing is in flight."""
         self.check_open()
 
-    reserve = drain = change
+    reserve = drain = forgive_restarts = change
 
     def close(self) -> None:
         """End it."""

@@ -302,6 +302,14 @@ class Executor(CallMethods[W]):
         self._group.reserve(world_size)
         self._group.change(lambda: PlannedChange(size=world_size, layout=plan), timeout)
 
+    def forgive_restarts(self, count: int) -> None:
+        """Have the last *count* restarts not count against the intensity.
+
+        For a cause that is known and gone, such as an input that killed its rank and is not sent
+        again. Returns at once; calls of this and deaths take effect in their order.
+        """
+        self._group.forgive_restarts(count)
+
     def drain(self, timeout: float | None = None) -> None:
         """Return once every call made so far has ended; those made meanwhile may wait until then.
 

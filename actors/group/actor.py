@@ -216,6 +216,10 @@ class GroupActor(ProtectedActor):
         for worker in self._membership.current():
             self._shutdown.kill(worker)
 
+    def forgive(self, restarts: int) -> None:
+        """Have the last *restarts* not count."""
+        self._state = replace(self._state, window=self._state.window.forgive(restarts))
+
     def look_at_devices(self) -> None:
         """Kill the ranks whose devices cannot go on."""
         broken = self._leases.look()

@@ -58,6 +58,7 @@ from phalanx.supervision import (
     Phase,
     SpecError,
     StartFailed,
+    check_count,
     check_seconds,
     start_actor,
     wait_event,
@@ -654,6 +655,10 @@ class Group:
             if plan.accepted:
                 return
             self.check_open()
+
+    def forgive_restarts(self, count: int) -> None:
+        """See `Executor.forgive_restarts`."""
+        self.post(self.actor.forgive, check_count("count", count, least=0))
 
     def drain(self, timeout: float | None) -> None:
         """See `Executor.drain`."""

@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,8 +161,12 @@ class _Metrics:
         yield core.GaugeMetricFamily("vllm:phalanx_recovering", text, value=recovering)
 
 
+@cache
 def serve_states(error: type[Exception]) -> None:
-    """Name the folder, unless a process above has; add it to the metrics and to vLLM's *error*."""
+    """Name the folder, unless a process above has; add it to the metrics and to vLLM's *error*.
+
+    Once in a process.
+    """
     if _VARIABLE not in os.environ:
         _remove_abandoned()
         os.environ[_VARIABLE] = folder = _make_folder()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 
-from phalanx.supervision import CallTimeout, SpecError
+from phalanx.supervision import GPU_WORKER, CallTimeout, Directive, SpecError, StartFailed
 
 from .compat import EngineDeadError, VllmExecutor, check_installed, init_logger
 from .engine_state import EngineEnded, EngineRecovering, EngineState, serve_states
@@ -64,11 +64,19 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         policy = Policy.of_config(config.additional_config)
         hook = _hook(policy.on_weights_lost)
         for_workers = cloudpickle.dumps(config)  # without the scheduler class
-        mix_in_healing(config, self._state)
+        mix_in_healing(config, self._state, self._forgive)
         self._mark = new_mark()
         self._end: Future[str] = Future()
         self._closed = False
-        self._group = start_group(config, policy, pickled=for_workers, mark=self._mark)
+        for left in reversed(range(policy.intensity.max_restarts + 1)):
+            try:
+                self._group = start_group(config, policy, pickled=for_workers, mark=self._mark)
+                break
+            except BaseException as error:
+                remove_names(self._mark)
+                if not left or not _is_device_error(error):
+                    raise
+                _logger.warning("phalanx.vllm_start_failed left=%d: %s", left, error)
         self._group.register_failure_callback(self._fail)
         self._recovery = Recovery(
             self._group,
@@ -163,6 +171,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             recovery.close()
         remove_names(self._mark)
 
+    def _forgive(self, restarts: int) -> None:
+        self._group.forgive_restarts(restarts)
+
     def _fail(self, reason: object) -> None:
         with suppress(InvalidStateError):  # it has failed before
             self._end.set_result(str(reason))
@@ -184,6 +195,11 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         error = EngineEnded(f"the workers of this engine have ended for good: {end}{told}")
         self._state.set("ended", str(error))
         return error
+
+
+def _is_device_error(error: BaseException) -> bool:
+    """Whether a first start failed by what a restart mends."""
+    return isinstance(error, StartFailed) and GPU_WORKER.directive(error) is Directive.RESTART
 
 
 def _hook(name: str | None) -> Callable[[WeightsLost], object] | None:

@@ -22,10 +22,12 @@ from .compat import (
 )
 from .policy import Policy
 from .steps import LostStep
-from .suspects import Suspects
+from .suspects import Suspects, with_siblings
 from .worker.resumption import drop_in_flight, obstacle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .engine_state import EngineState
 
 _logger = init_logger("vllm.phalanx")
@@ -38,6 +40,7 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
 
     max_num_active_reqs: int
     engine_state: EngineState
+    forgive: Callable[[int], None]
     _lost_epoch = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -72,8 +75,11 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         if lost > self._lost_epoch:
             self._lost_epoch = lost
             ended = self._begin_again()
-        elif not lost:
-            self._suspects.computed(scheduler_output.num_scheduled_tokens)
+        elif not lost and self._suspects.any:
+            computed = [
+                each for each in scheduler_output.num_scheduled_tokens if each in self.requests
+            ]
+            self._suspects.computed(computed, lambda each: self.requests[each].num_computed_tokens)
         # Every request of a lost step is marked as one whose output is dropped, so that this only
         # counts what is in flight.
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
@@ -102,8 +108,11 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         return ended
 
     def _end_what_cannot_go_on(self) -> list[Request]:
-        running = [each.request_id for each in self.running]
-        reasons = dict.fromkeys(self._suspects.lose(running), _POISON)
+        running = {each.request_id: each.num_computed_tokens for each in self.running}
+        reasons: dict[str, str] = {}
+        if killers := self._suspects.lose(running):
+            self.forgive(self._suspects.limit + 1)
+            reasons = dict.fromkeys(with_siblings(killers, self.requests), _POISON)
         for request in self.requests.values():
             why = obstacle(
                 request,
@@ -121,16 +130,18 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         return ended
 
 
-def mix_in_healing(config: Any, state: EngineState) -> None:
-    """Replace the class of the engine's scheduler by one that heals, and says so in *state*."""
+def mix_in_healing(config: Any, state: EngineState, forgive: Callable[[int], None]) -> None:
+    """Replace the class of the engine's scheduler by one that heals, and says so in *state*.
+
+    *forgive* is called with a number of restarts whose cause has been ended.
+    """
     scheduler = config.scheduler_config
     base = scheduler.get_scheduler_cls()
+    if not issubclass(base, Scheduler):
+        raise SpecError("scheduler_cls", scheduler.scheduler_cls, "derive it from vLLM's Scheduler")
     bases = (base,) if issubclass(base, Healing) else (Healing, base)
-    try:
-        scheduler.scheduler_cls = type(f"Healing{base.__name__}", bases, {"engine_state": state})
-    except TypeError as error:
-        remedy = "derive it from vLLM's Scheduler"
-        raise SpecError("scheduler_cls", scheduler.scheduler_cls, remedy) from error
+    own = {"engine_state": state, "forgive": staticmethod(forgive)}
+    scheduler.scheduler_cls = type(f"Healing{base.__name__}", bases, own)
 
 
 def _error_of(request: Request) -> EngineCoreOutput:

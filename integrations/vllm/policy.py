@@ -157,7 +157,7 @@ def _group(name: str, base: Any, said: Any) -> Any:
 
 def _names(field: str, value: object) -> tuple[str, ...]:
     given = cast("Sequence[object]", value if isinstance(value, list | tuple) else (None,))
-    names = tuple(each for each in given if isinstance(each, str))
+    names = tuple(each for each in given if isinstance(each, str) and each)
     if len(names) != len(given):
         raise SpecError(field, value, "give a list of names")
     return names

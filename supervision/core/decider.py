@@ -122,6 +122,7 @@ DEVICE_ERRORS = (
     "unspecified launch failure",
     "uncorrectable ecc error",
     "nvlink error",
+    "gpu is lost",
     "launch timed out",
     "global/shared address space",
     "invalid access of peer gpu memory",

@@ -155,6 +155,10 @@ class RestartWindow(Intensity):
         recent = self._recent(now)
         return None if len(recent) >= self.max_restarts else replace(self, spent=(*recent, now))
 
+    def forgive(self, restarts: int) -> RestartWindow:
+        """Return the window without its last *restarts*."""
+        return replace(self, spent=self.spent[: max(0, len(self.spent) - restarts)])
+
     def count(self, now: float) -> int:
         """Return how many restarts are inside the window at *now*."""
         return len(self._recent(now))

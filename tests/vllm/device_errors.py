@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.vllm.http_server import environment
 from benchmarks.vllm.toy_model import make_model
 
+_SHM = Path("/dev/shm")
 _TOKENS = 24
 _STRIKE_AFTER = 40  # tokens
 
@@ -35,19 +36,26 @@ def main(folder: Path, ranks: int) -> None:
     vllm: Any = import_module("vllm")
     structured: Any = import_module("vllm.sampling_params").StructuredOutputsParams
     supervised = import_module("phalanx.integrations.vllm").supervised
-    engine = vllm.LLMEngine.from_engine_args(
-        vllm.EngineArgs(
-            model=str(make_model(folder / "toy")),
-            tensor_parallel_size=ranks,
-            enforce_eager=True,
-            dtype="float32",
-            max_model_len=512,
-            worker_cls="tests.vllm.faulty_worker.FaultyWorker",
-            **supervised(intensity=[100, 60.0]),
-        )
+    arguments = vllm.EngineArgs(
+        model=str(make_model(folder / "toy")),
+        tensor_parallel_size=ranks,
+        enforce_eager=True,
+        dtype="float32",
+        max_model_len=512,
+        worker_cls="tests.vllm.faulty_worker.FaultyWorker",
+        **supervised(intensity=[12, 600.0] if ranks == 1 else [100, 60.0]),
     )
+    said: dict[str, Any] = {}
+    shared = set(_names(_SHM))
+    (faults / f"load_model-{ranks - 1}").write_text("mistake")
+    try:
+        vllm.LLMEngine.from_engine_args(arguments)
+    except Exception as error:  # it is what the test looks at
+        said |= {"refused": str(error), "shared": sorted({*_names(_SHM)} - shared)}
+    (faults / f"load_model-{ranks - 1}").touch()
+    engine = vllm.LLMEngine.from_engine_args(arguments)
     group = engine.engine_core.engine_core.model_executor.supervision
-    said: dict[str, Any] = {"started": group.status().restarts, "left": _names(faults)}
+    said |= {"started": group.status().restarts, "left": _names(faults)}
 
     def run(wanted: Sequence[str] = (), *, grammar: bool = False) -> dict[str, Any]:
         restarts = group.status().restarts
@@ -85,6 +93,8 @@ def main(folder: Path, ranks: int) -> None:
         replay = [f"initialize_from_config-{rank}" for rank in who]
         said[f"replay {who} False"] = run(["execute_model-0", *replay])
     said["poison"] = run(["poison"])
+    for _ in range(4):  # more restarts in all than the intensity allows
+        said["again"] = run(["poison"])
     (faults / "poison").unlink()
     said["after False"] = run()
     said["report"] = str(group.status().reports[0].reason)

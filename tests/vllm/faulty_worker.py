@@ -1,8 +1,8 @@
 """A worker of vLLM's that fails as a GPU's would: where, and on which rank, a folder says.
 
 A file ``WHERE-RANK`` in the folder ``PHALANX_FAULTS`` has that rank raise a CUDA error in its
-method *WHERE*, and is removed by that. ``poison`` holds the name of a request that kills whatever
-computes it, for as long as the file is there.
+method *WHERE*, or a plain error where its text is "mistake", and is removed by that. ``poison``
+holds the name of a request that kills whatever computes it, for as long as the file is there.
 """
 
 # vLLM is not installed where this is checked.
@@ -40,6 +40,10 @@ class FaultyWorker(CPUWorker):  # type: ignore[misc]  # vLLM need not be install
         fail("sample_tokens", self.rank)
         return super().sample_tokens(*args, **kwargs)
 
+    def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        fail("load_model", self.rank)
+        return super().load_model(*args, **kwargs)
+
     def determine_available_memory(self) -> int:
         fail("determine_available_memory", self.rank)
         found: int = super().determine_available_memory()
@@ -57,5 +61,6 @@ def folder() -> Path:
 def fail(where: str, rank: int) -> None:
     file = folder() / f"{where}-{rank}"
     if file.exists():
+        text = file.read_text()
         file.unlink()
-        raise torch.AcceleratorError(TEXT)
+        raise RuntimeError("a mistake") if text == "mistake" else torch.AcceleratorError(TEXT)

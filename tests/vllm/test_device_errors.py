@@ -15,6 +15,8 @@ def test_every_request_outlives_the_device_errors_of_its_workers(
 ) -> None:
     said = said_by("device_errors.py", str(ranks))
 
+    assert "a mistake" in said["refused"]  # and nothing else kept it from starting
+    assert said["shared"] == []
     assert (said["started"], said["left"]) == (2, [])
     assert "illegal memory access" in said["report"]
     rounds = {name: each for name, each in said.items() if name.endswith(("True", "False"))}

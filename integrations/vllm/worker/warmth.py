@@ -49,7 +49,7 @@ def _register() -> None:
     been done. Others' plug-ins come before it, and may do anything.
     """
     plugins = metadata.entry_points(group="vllm.general_plugins")
-    if all(each.module.startswith("vllm.") for each in plugins):
+    if all(each.module.startswith(("vllm.", "phalanx.")) for each in plugins):
         compat.load_general_plugins()
         platform = compat.current_platform
         if callable(register := getattr(platform, "register_triton_kernel_overrides", None)):

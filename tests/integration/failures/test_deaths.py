@@ -24,6 +24,7 @@ from phalanx.supervision import (
     ExitKind,
     Intensity,
     Restart,
+    SpecError,
     Strategy,
     WorkerDied,
 )
@@ -196,6 +197,24 @@ def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
     late: list[Any] = []
     ex.register_failure_callback(late.append)
     assert len(late) == 1
+
+
+def test_restarts_that_are_forgiven_do_not_count(make: Make) -> None:
+    ex = make(world_size=2, intensity=Intensity(1, 60.0))
+
+    for restarts in (1, 2, 3):
+        kill(ex, 0)
+        wait_healed(ex, restarts)
+        ex.forgive_restarts(7)
+    with pytest.raises(SpecError, match="count"):
+        ex.forgive_restarts(-1)
+    for restarts in (4, 5):
+        kill(ex, 0)
+        if restarts == 4:
+            wait_healed(ex, restarts)
+
+    assert ex.wait_closed(LONG)
+    assert ex.is_failed
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -222,6 +222,7 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
         ({"hang_after": 0}, "hang_after"),
         ({"launch": "inline"}, "launch"),
         ({"replay": "update"}, "replay"),
+        ({"preload": [""]}, "preload"),
         ({"replay": ["update"], "superseding": ["finish"]}, "superseding"),
         ({"on_weights_lost": "no module"}, "on_weights_lost"),
         ({"replay": ["update"], "harmless": ["update"]}, "harmless"),

@@ -11,7 +11,7 @@ import pytest
 from phalanx.integrations.vllm.engine_state import EngineState
 from phalanx.integrations.vllm.journal import Journal
 from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch, WeightsLost
-from phalanx.integrations.vllm.suspects import Suspects
+from phalanx.integrations.vllm.suspects import Suspects, with_siblings
 from phalanx.runtime import GroupUp
 from phalanx.supervision import CallTimeout, ExecutorClosed, UnknownMethod, WorkerDied
 
@@ -353,40 +353,64 @@ def test_a_callers_timeout_does_not_call_the_hook_twice() -> None:
 # --- requests that kill ---------------------------------------------------------------------
 
 
+def lose(suspects: Suspects, *running: str, place: int = 10) -> list[str]:
+    return suspects.lose(dict.fromkeys(running, place))
+
+
+def compute(suspects: Suspects, *requests: str, steps: int = 8, place: int = 10) -> None:
+    for _ in range(steps):
+        suspects.computed(requests, lambda _: place)
+
+
 def test_a_request_that_kills_whenever_it_runs_ends_alone() -> None:
     suspects = Suspects(2)
     known = ["a", "poison", "b"]
 
-    assert suspects.lose(known) == []
+    assert lose(suspects, *known) == []
     assert suspects.may_run([], known) is None
-    assert suspects.lose(known) == []
+    assert lose(suspects, *known) == []
 
     assert suspects.may_run([], known) == 1
     assert suspects.may_run(["a"], known) == 1  # the one on trial
-    for _ in range(8):
-        suspects.computed(["a"])
+    compute(suspects, "a")
     assert suspects.may_run(["a"], known) == 2  # cleared: beside it the next
-    assert suspects.lose(["a", "poison"]) == ["poison"]
+    assert lose(suspects, "a", "poison") == ["poison"]
     assert suspects.may_run(["a"], ["a", "b"]) == 2  # of the third nothing is known yet
-    for _ in range(8):
-        suspects.computed(["a", "b"])
+    compute(suspects, "a", "b")
     assert suspects.may_run(["a", "b"], ["a", "b"]) is None
+    assert not suspects.any
 
 
 def test_losses_that_are_far_apart_make_no_suspect() -> None:
     suspects = Suspects(2)
 
     for _ in range(5):
-        assert suspects.lose(["a", "b"]) == []
-        for _ in range(8):
-            suspects.computed(["a", "b"])
+        assert lose(suspects, "a", "b") == []
+        compute(suspects, "a", "b")
 
     assert suspects.may_run([], ["a", "b"]) is None
 
 
+def test_steps_before_the_place_of_the_loss_clear_nobody() -> None:
+    suspects = Suspects(2)
+
+    for _ in range(2):
+        assert lose(suspects, "long", place=200) == []
+        compute(suspects, "long", steps=30, place=199)  # its prompt again, piece by piece
+
+    assert lose(suspects, "long", place=200) == ["long"]
+
+
+def test_the_answers_of_one_request_end_together() -> None:
+    known = ["0_a-1f", "1_a-1f", "0_b-2e", "1_c-3d", "a-1f", "plain"]
+
+    assert with_siblings(["1_a-1f"], known) == {"0_a-1f", "1_a-1f"}
+    assert with_siblings(["plain"], known) == {"plain"}
+
+
 def test_a_suspect_that_has_gone_holds_up_nothing() -> None:
     suspects = Suspects(1)
-    suspects.lose(["a"])
+    lose(suspects, "a")
 
     assert suspects.may_run([], ["a", "b"]) == 1
     assert suspects.may_run([], ["b"]) is None
@@ -395,5 +419,5 @@ def test_a_suspect_that_has_gone_holds_up_nothing() -> None:
 def test_without_a_limit_there_are_no_suspects() -> None:
     suspects = Suspects(0)
 
-    assert [suspects.lose(["a"]) for _ in range(4)] == [[]] * 4
+    assert [lose(suspects, "a") for _ in range(4)] == [[]] * 4
     assert suspects.may_run([], ["a"]) is None
