@@ -8,7 +8,7 @@ import os
 def register() -> None:
     """Tell the processes below a client of ours of its engines, such as several API servers.
 
-    In any other process of vLLM's it does nothing, and imports nothing.
+    In any other process it does nothing, and imports nothing of vLLM.
     """
     if "PHALANX_VLLM_STATE" in os.environ:
         from .compat import EngineDeadError  # noqa: PLC0415  # where there is something to tell

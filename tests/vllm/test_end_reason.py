@@ -9,10 +9,11 @@ from typing import Any
 from tests.support.programs import run_python
 
 _PROGRAM = """
-import phalanx.integrations.vllm.executor
+from vllm.plugins import load_general_plugins  # as an API server does
 from phalanx.integrations.vllm.engine_state import EngineState
 from vllm.v1.engine.exceptions import EngineDeadError
 
+load_general_plugins()
 EngineState().set("ended", "rank 1 died")
 print(EngineDeadError())
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import re
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +146,21 @@ def test_vllm_is_imported_in_one_file() -> None:
     found = [path.name for path in folder.rglob("*.py") if importing.search(path.read_text())]
 
     assert found == []  # `compat` resolves names
+
+
+def test_it_is_registered_with_vllm_and_does_nothing_where_no_engine_of_ours_runs() -> None:
+    (entry,) = (
+        each for each in entry_points(group="vllm.general_plugins") if each.name == "phalanx"
+    )
+
+    done = run_python(
+        "-c",
+        f"import os, sys; from {entry.module} import {entry.attr} as register\n"
+        "os.environ.pop('PHALANX_VLLM_STATE', None); register()\n"
+        "print('vllm' in sys.modules, 'PHALANX_VLLM_STATE' in os.environ)",
+    )
+
+    assert done.stdout.split() == ["False", "False"], done.stderr
 
 
 def test_the_core_does_not_import_it() -> None:
