@@ -30,8 +30,8 @@ def require_package(package: str, extra: str) -> None:
 
 
 def check_kind(field: str, value: object, kind: type | UnionType) -> None:
-    """Raise unless *value* is a *kind*."""
-    if not isinstance(value, kind):
+    """Raise unless *value* is a *kind*; truth is no number."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         name = kind.__name__ if isinstance(kind, type) else str(kind)
         raise SpecError(field, value, f"give {'an' if name[0] in 'AEIOU' else 'a'} {name}")
 

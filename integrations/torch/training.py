@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -26,7 +27,7 @@ from .trainer import Plan, Resumed, Trainer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
@@ -98,6 +99,8 @@ class Training(Generic[_T]):
         **executor: Any,
     ) -> None:
         check_count("ranks", ranks)
+        check_kind("args", args, list | tuple)
+        check_kind("kwargs", kwargs, Mapping | None)
         check_kind("seed", seed, int)
         check_kind("sharded", sharded, bool)
         check_kind("policy", policy, RestartPolicy | None)

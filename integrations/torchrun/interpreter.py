@@ -20,7 +20,8 @@ import traceback
 import types
 import zipfile
 from contextlib import suppress
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -128,9 +129,15 @@ def _execute(program: Program, scope: dict[str, Any]) -> None:
     else:
         if not Path(path).is_absolute():  # as Python does; sys.argv[0] stays
             path = f"{Path.cwd()}/{path}"
-        scope.update(__file__=path, __cached__=None, __builtins__=builtins)
-        scope["__loader__"] = SourceFileLoader("__main__", path)
-        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        text = Path(path).read_bytes()
+        compiled = text.startswith(MAGIC_NUMBER)
+        loader: Any = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
+        scope.update(__file__=path, __cached__=None, __builtins__=builtins, __loader__=loader)
+        code = (
+            loader.get_code("__main__")
+            if compiled
+            else compile(text, path, "exec", dont_inherit=True)
+        )
         exec(code, scope)  # noqa: S102  # it is what was asked for
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import signal
 import subprocess
@@ -202,10 +203,16 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\necho "$RANK $1"\nexit $2\n')
     program.chmod(0o755)
 
+    compiled = tmp_path / "compiled.pyc"
+    (tmp_path / "source.py").write_text("print(__name__, __file__)")
+    py_compile.compile(str(tmp_path / "source.py"), cfile=str(compiled))
+
     module = run("-m", "pack.main", "a", cwd=tmp_path)
+    script = run(compiled)
     fails = run("--no-python", "./program", "c", 7, cwd=tmp_path)
 
     assert (module.returncode, module.stdout) == (0, "4 __main__ pack ['a']\n"), module.stderr
+    assert (script.returncode, script.stdout) == (0, f"__main__ {compiled}\n"), script.stderr
     assert (fails.returncode, fails.stdout) == (1, "0 c\n")
     assert "./program FAILED" in fails.stderr
     assert "exitcode  : 7 " in fails.stderr

@@ -234,6 +234,9 @@ def test_sharded_state_is_refused_where_it_would_be_taken_for_replicated() -> No
         ("policy", {"policy": "keep"}),
         ("policy.strategy", {"policy": RestartPolicy(strategy=Strategy.ONE_FOR_ONE)}),
         ("sharded", {"sharded": "yes"}),
+        ("seed", {"seed": True}),
+        ("args", {"args": None}),
+        ("kwargs", {"kwargs": [1]}),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_its_name(
