@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
@@ -98,6 +99,7 @@ class _Orphan:
 
     pidfd: int
     watch: Watch
+    is_killed: bool
     wait: float = _AGAIN
     until: float = 0.0
 
@@ -122,7 +124,7 @@ class Reaper:
                 os.close(pidfd)
                 return
             watch = self._loop.watch(pidfd, select.EPOLLIN, lambda _: self._look(pid))
-            self._orphans[pid] = _Orphan(descriptors.own(pidfd), watch)
+            self._orphans[pid] = _Orphan(descriptors.own(pidfd), watch, kill)
             owned.add(pid)
 
     def take_number(self, pid: int) -> None:
@@ -176,11 +178,20 @@ class Reaper:
         self.take(pidfd, pid, kill=False)
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Collect those that are dead or were killed, and let go of the others."""
         with self._lock:
             self._closed = True
-            for pid in list(self._orphans):
-                self._drop(pid)
+            left, self._orphans = self._orphans, {}
+            for orphan in left.values():
+                orphan.watch.cancel()
+        until = time.monotonic() + _PATIENCE
+        for pid, orphan in left.items():
+            process_tree.wait_all([orphan.pidfd], until if orphan.is_killed else 0.0)
+            if process_tree.is_gone(orphan.pidfd):
+                while _collect(orphan.pidfd) is _Collected.NOT_YET and time.monotonic() < until:
+                    time.sleep(_AGAIN)  # its parent is about to end, which nothing tells
+            descriptors.close(orphan.pidfd)
+            owned.discard(pid)
 
     def _take_all(self, tasks: Iterable[procfs.Task]) -> None:
         for task in tasks:
@@ -196,16 +207,12 @@ class Reaper:
             orphan = self._orphans.get(pid)
             if orphan is None or not process_tree.is_gone(orphan.pidfd):
                 return
-            try:
-                found = os.waitid(os.P_PIDFD, orphan.pidfd, os.WEXITED | os.WNOHANG)
-                # None: a debugger is to collect it first, and that has no limit.
-                is_done, has_limit = found is not None, False
-            except ChildProcessError:
-                # Collected by other code, or not our child yet: its parent still lives.
-                is_done, has_limit = _has_been_collected(orphan.pidfd), True
+            collected = _collect(orphan.pidfd)
             now = time.monotonic()
             orphan.until = orphan.until or now + _PATIENCE
-            if is_done or (has_limit and now >= orphan.until):
+            if collected is _Collected.YES or (
+                collected is _Collected.NOT_YET and now >= orphan.until
+            ):
                 self._drop(pid)
                 return
             orphan.watch.modify(0)
@@ -217,6 +224,21 @@ class Reaper:
         orphan.watch.cancel()
         descriptors.close(orphan.pidfd)
         owned.discard(pid)
+
+
+class _Collected(Enum):
+    YES = auto()  # by us, or by other code
+    NOT_YET = auto()  # it is not our child yet: its parent still lives
+    BY_DEBUGGER = auto()  # it is to be, first, and that has no limit
+
+
+def _collect(pidfd: int) -> _Collected:
+    """Collect the dead process behind *pidfd*."""
+    try:
+        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return _Collected.YES if _has_been_collected(pidfd) else _Collected.NOT_YET
+    return _Collected.BY_DEBUGGER if found is None else _Collected.YES
 
 
 def _has_been_collected(pidfd: int) -> bool:

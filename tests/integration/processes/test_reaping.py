@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 
 import pytest
-from tests.support.processes import LONG, wait_until
+from tests.support.processes import LONG, start_thread, wait_until
 
 from phalanx.runtime.process import orphan_reaper
 from phalanx.runtime.process.orphan_reaper import Reaper
@@ -45,7 +46,7 @@ def test_a_dead_child_is_collected_and_let_go_at_once_where_others_have_collecte
         os.waitpid(pid, os.WNOHANG)
 
 
-def test_one_that_is_not_our_child_yet_is_waited_for(loop: EventLoop) -> None:
+def test_one_that_is_not_our_child_yet_is_waited_for_also_at_the_end(loop: EventLoop) -> None:
     # Its parent has not collected it, and so it does not come to us.
     ours, theirs = os.pipe()
     parent = os.fork()
@@ -63,12 +64,28 @@ def test_one_that_is_not_our_child_yet_is_waited_for(loop: EventLoop) -> None:
     pid = int.from_bytes(os.read(ours, 4), "little")
     os.close(ours)
     orphans = Reaper(loop)
+    orphan_reaper.open_window()
     try:
         orphans.take(os.pidfd_open(pid), pid, kill=False)
         wait_round(loop)
 
         assert list(orphans._orphans) == [pid]
+        closing = start_thread(orphans.close)
     finally:
-        orphans.close()
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
+        closing.join(LONG)
+        orphan_reaper.close_window()
+    with pytest.raises(ChildProcessError):  # it has been collected
+        os.waitpid(pid, os.WNOHANG)
+
+
+def test_the_end_waits_for_no_process_that_is_left_alone(loop: EventLoop) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as stranger:
+        orphans = Reaper(loop)
+        orphans.take(os.pidfd_open(stranger.pid), stranger.pid, kill=False)
+
+        orphans.close()
+
+        assert stranger.poll() is None
+        stranger.kill()
