@@ -70,8 +70,8 @@ def test_one_that_is_not_our_child_yet_is_waited_for_also_at_the_end(loop: Event
         wait_round(loop)
 
         assert list(orphans._orphans) == [pid]
-        closing = start_thread(orphans.close)
     finally:
+        closing = start_thread(orphans.close)
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
         closing.join(LONG)
