@@ -111,7 +111,7 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         running = {each.request_id: each.num_computed_tokens for each in self.running}
         reasons: dict[str, str] = {}
         if killers := self._suspects.lose(running):
-            self.forgive(self._suspects.limit + 1)
+            self.forgive(self._suspects.take_row())
             reasons = dict.fromkeys(with_siblings(killers, self.requests), _POISON)
         for request in self.requests.values():
             why = obstacle(

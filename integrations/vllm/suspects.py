@@ -30,6 +30,7 @@ class Suspects:
         self._losses: dict[str, int] = {}
         self._places: dict[str, int] = {}  # tokens that were computed, or were to be, at the last
         self._steps: dict[str, int] = {}  # beyond those
+        self._row = 0  # losses that no request has ended for, and none has outlived
 
     @property
     def any(self) -> bool:
@@ -47,6 +48,7 @@ class Suspects:
             return []
         self._losses = {each: before.get(each, 0) + 1 for each in running}
         self._places |= running
+        self._row += 1
         self._steps.clear()
         ending = [each for each, count in self._losses.items() if count > self.limit]
         self._losses |= {each: n for each, n in before.items() if each not in self._losses}
@@ -65,6 +67,12 @@ class Suspects:
                 self._steps[each] = steps = self._steps.get(each, 0) + 1
                 if steps >= _CLEARED_AFTER:
                     del self._losses[each], self._steps[each], self._places[each]
+                    self._row *= self.any
+
+    def take_row(self) -> int:
+        """Return how many losses the requests that now end have made; each counts once."""
+        row, self._row = self._row, 0
+        return min(row, self.limit + 1)
 
     def suspects(self) -> frozenset[str]:
         """Return the requests that are tried one at a time."""

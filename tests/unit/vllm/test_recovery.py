@@ -401,6 +401,20 @@ def test_steps_before_the_place_of_the_loss_clear_nobody() -> None:
     assert lose(suspects, "long", place=200) == ["long"]
 
 
+def test_each_loss_is_made_by_one_request() -> None:
+    suspects = Suspects(2)
+    for _ in range(5):  # of others
+        lose(suspects, "a")
+        compute(suspects, "a")
+
+    for _ in range(3):
+        ended = lose(suspects, "bad", "worse")
+    assert (ended, suspects.take_row()) == (["bad", "worse"], 3)
+    lose(suspects, "b")
+    assert suspects.take_row() == 1
+    assert suspects.take_row() == 0
+
+
 def test_the_answers_of_one_request_end_together() -> None:
     known = ["0_a-1f", "1_a-1f", "0_b-2e", "1_c-3d", "a-1f", "plain"]
 
