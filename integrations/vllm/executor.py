@@ -175,9 +175,11 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._group.forgive_restarts(restarts)
 
     def _fail(self, reason: object) -> None:
+        text = self._describe(reason)
+        self._state.set("ended", text)  # before the callbacks, which end the engine core
         with suppress(InvalidStateError):  # it has failed before
-            self._end.set_result(str(reason))
-            _logger.error("phalanx.vllm_ended %s", self._story())
+            self._end.set_result(text)
+            _logger.error("phalanx.vllm_ended %s", text)
 
     def _story(self, why: str = "") -> EngineEnded:
         """Return the error of every call from now on, and leave it for the client.
@@ -189,12 +191,16 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             self._group.request_close()
         if self._group.is_failed:
             wait([self._end], _TELLING)  # this call may have learnt of the end first
+        if self._end.done():
+            return EngineEnded(self._end.result())
+        text = self._describe("it was shut down")
+        self._state.set("ended", text)
+        return EngineEnded(text)
+
+    def _describe(self, why: object) -> str:
         reports = self._group.status().reports
         told = f"; the last death:\n{reports[-1].render()}" if reports else ""
-        end = self._end.result() if self._end.done() else "it was shut down"
-        error = EngineEnded(f"the workers of this engine have ended for good: {end}{told}")
-        self._state.set("ended", str(error))
-        return error
+        return f"the workers of this engine have ended for good: {why}{told}"
 
 
 def _is_device_error(error: BaseException) -> bool:
