@@ -201,6 +201,7 @@ class SnapshotStore:
         for snapshot in kept:
             snapshot.close()
         if folder is not None:
+            folder.tidy()  # a rank that was killed may have been writing
             folder.close()
 
     # --- retention --------------------------------------------------------------------------
