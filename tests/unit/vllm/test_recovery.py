@@ -407,9 +407,8 @@ def test_each_loss_is_made_by_one_request() -> None:
         lose(suspects, "a")
         compute(suspects, "a")
 
-    for _ in range(3):
-        ended = lose(suspects, "bad", "worse")
-    assert (ended, suspects.take_row()) == (["bad", "worse"], 3)
+    ended = [lose(suspects, "bad", "worse") for _ in range(3)]
+    assert (ended[-1], suspects.take_row()) == (["bad", "worse"], 3)
     lose(suspects, "b")
     assert suspects.take_row() == 1
     assert suspects.take_row() == 0
