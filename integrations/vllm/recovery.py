@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import GroupDown, GroupUp
 from phalanx.supervision import (
     GPU_WORKER,
-    CallerError,
+    BadArguments,
     CallTimeout,
     Directive,
     ExecutorClosed,
+    UnknownMethod,
     WorkerDied,
 )
 
@@ -173,12 +174,13 @@ class Recovery:
                 raise
             except ExecutorClosed as error:
                 raise self._ended("") from error
-            except CallerError:
+            except (UnknownMethod, BadArguments):
                 raise  # it has not begun
             except Exception as error:
                 # It may still run, or have had a part of its effect. Workers that this error ends
                 # take that with them.
-                if GPU_WORKER.directive(error) is not Directive.RESTART:
+                never_sent = isinstance(error, CallTimeout) and not error.sent
+                if not never_sent and GPU_WORKER.directive(error) is not Directive.RESTART:
                     self._journal.doubt(name or str(method))
                 raise
             self._journal.note(method, args, kwargs, answers, name=name)

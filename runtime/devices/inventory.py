@@ -213,10 +213,11 @@ class BoundedCaller:
             threading.Thread(
                 target=resolve, args=(result, function), name=self._name, daemon=True
             ).start()
+            self._last = result
             wait([result], max(0.0, until - time.monotonic()))
-            # Not for longer: by the traceback of an error it would keep all that its caller has.
-            self._last = None if result.done() else result
         finally:
+            if result.done():  # by the traceback of an error it would keep all its caller has
+                self._last = None
             self._lock.release()
         if not result.done():
             raise Unanswered(f"no answer within {self._limit:g} s")

@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 from phalanx.runtime.linux import syscalls
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+_PATIENCE: Final = 1.0  # seconds, for files that are written
 _FROZEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
@@ -45,7 +46,15 @@ def finish() -> None:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
     atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
     gc.collect()
-    for stream in (*_FROZEN, *_writers(), sys.stdout, sys.stderr):
+    # A thread of the program's that is blocked may hold the lock of a stream for ever.
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(_PATIENCE)
+
+
+def _flush() -> None:
+    standard = [getattr(sys, name, None) for name in ("stdout", "stderr")]
+    for stream in (*standard, *_FROZEN, *_writers()):
         with suppress(BaseException):  # it is closed
             stream.flush()
     syscalls.flush_c_streams()
