@@ -53,7 +53,7 @@ def finish() -> None:
 
 
 def _flush() -> None:
-    standard = [getattr(sys, name, None) for name in ("stdout", "stderr")]
+    standard: list[Any] = [getattr(sys, name, None) for name in ("stdout", "stderr")]
     for stream in (*standard, *_FROZEN, *_writers()):
         with suppress(BaseException):  # it is closed
             stream.flush()
