@@ -32,7 +32,14 @@ from phalanx.runtime import (
     decode,
     encode,
 )
-from phalanx.supervision import SHUTDOWN, ExecutorClosed, NotPicklable, Phase, check_seconds
+from phalanx.supervision import (
+    SHUTDOWN,
+    ExecutorClosed,
+    NotPicklable,
+    Phase,
+    check_count,
+    check_seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -182,7 +189,12 @@ class InlineGroup:
         """Change nothing: there is one rank, in no process of its own, and nothing is in flight."""
         self.check_open()
 
-    reserve = drain = forgive_restarts = change
+    reserve = drain = change
+
+    def forgive_restarts(self, count: int) -> None:
+        """There are none."""
+        check_count("count", count, least=0)
+        self.check_open()
 
     def close(self) -> None:
         """End it."""

@@ -29,7 +29,7 @@ from .toy_model import make_model
 from .workload import Answer, make_load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "toy", options.layers)
+        before = set(_stock_memory())
         engine = _engine(options, model)
         try:
             result = _rounds(options, engine)
@@ -46,9 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result["told"] = engine.told()
         finally:
             engine.close()
+            if options.stock:  # its ranks that were killed have left theirs
+                for file in set(_stock_memory()) - before:
+                    file.unlink(missing_ok=True)
     result["started_in"] = engine.started_in
     print(json.dumps(result) if options.json else _table(result))
     return 0 if result["ok"] else 1
+
+
+def _stock_memory() -> Iterator[Path]:
+    """Return the shared memory of the ranks of vLLM's own executor on CPUs."""
+    return Path("/dev/shm").glob("vllm_dist_*-cpushm_*")  # noqa: S108  # the kernel's place
 
 
 def _rounds(options: argparse.Namespace, engine: LocalEngine | ServedEngine) -> dict[str, Any]:

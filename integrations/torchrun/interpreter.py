@@ -69,7 +69,7 @@ def run_python(
     if code is None:
         end_by(signal.SIGINT)
     if code or os.getpid() != pid:
-        os._exit(code)
+        interpreter_exit.leave(code)
     for number in _FORWARDED[:2]:
         signal.signal(number, signal.SIG_DFL)  # no handler of the program runs from here on
 

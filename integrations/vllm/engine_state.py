@@ -161,6 +161,18 @@ class _Metrics:
         yield core.GaugeMetricFamily("vllm:phalanx_recovering", text, value=recovering)
 
 
+def register() -> None:
+    """Have the processes below a client of ours tell of its engines, such as several API servers.
+
+    vLLM calls it in each of its processes (``vllm.general_plugins``). In any other process it does
+    nothing, and imports nothing of vLLM.
+    """
+    if _VARIABLE in os.environ:
+        from .compat import EngineDeadError  # noqa: PLC0415  # where there is something to tell
+
+        serve_states(EngineDeadError)
+
+
 @cache
 def serve_states(error: type[Exception]) -> None:
     """Name the folder, unless a process above has; add it to the metrics and to vLLM's *error*.

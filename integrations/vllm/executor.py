@@ -68,15 +68,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._mark = new_mark()
         self._end: Future[str] = Future()
         self._closed = False
-        for left in reversed(range(policy.intensity.max_restarts + 1)):
-            try:
-                self._group = start_group(config, policy, pickled=for_workers, mark=self._mark)
-                break
-            except BaseException as error:
-                remove_names(self._mark)
-                if not left or not _is_device_error(error):
-                    raise
-                _logger.warning("phalanx.vllm_start_failed left=%d: %s", left, error)
+        self._group = self._start_group(policy, for_workers)
         self._group.register_failure_callback(self._fail)
         self._recovery = Recovery(
             self._group,
@@ -102,6 +94,19 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self.execute_model = self._steps.execute_model
         self.sample_tokens = self._steps.sample_tokens
         self.take_draft_token_ids = self._steps.take_draft_token_ids
+
+    def _start_group(self, policy: Policy, pickled: bytes) -> Executor[EngineWorker]:
+        """Start the workers; after a CUDA error again, as often as they may be restarted."""
+        left = policy.intensity.max_restarts
+        while True:
+            try:
+                return start_group(self.vllm_config, policy, pickled=pickled, mark=self._mark)
+            except BaseException as error:
+                remove_names(self._mark)
+                if not left or not _is_device_error(error):
+                    raise
+                _logger.warning("phalanx.vllm_start_failed left=%d: %s", left, error)
+            left -= 1
 
     def collective_rpc(
         self,

@@ -75,7 +75,7 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         if lost > self._lost_epoch:
             self._lost_epoch = lost
             ended = self._begin_again()
-        elif not lost and self._suspects.any:
+        elif not lost and self._suspects.is_watching:
             computed = [
                 each for each in scheduler_output.num_scheduled_tokens if each in self.requests
             ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -100,6 +100,7 @@ class Recovery:
         self._state = state
         self._replayed_in = 0.0
         self._cause = ""
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="phalanx-heal")
         self._hook_turn = threading.Lock()
         self.epoch: int = self._ask_epoch(None)  # its workers are as new as the journal
@@ -136,11 +137,12 @@ class Recovery:
             return future.result()  # it has the same limit
 
     def close(self) -> None:
-        """End the thread; the group is closed, so what it does ends with an error."""
+        """End the thread; the group is closed, so what it does and is to do ends with an error."""
         self._unsubscribe()
+        self._closed = True
         if self._hooked is not None:
             self._hooked[1].cancel()  # the thread may be waiting for a hook that never returns
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.shutdown()
 
     def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
@@ -237,6 +239,8 @@ class Recovery:
             threading.Thread(
                 target=self._run_hook, args=arguments, name="phalanx-weights", daemon=True
             ).start()
+        if self._closed:  # before this hook could be cancelled
+            raise self._ended("")
         left = _left(until, "on_weights_lost")
         try:
             self._hooked[1].result(self._limit if left is None else min(left, self._limit))
@@ -248,6 +252,8 @@ class Recovery:
             raise self._ended(f"on_weights_lost took more than {self._limit:g} s") from error
         except (WorkerDied, StaleEpoch, ExecutorClosed):
             raise
+        except CancelledError as error:
+            raise self._ended("") from error
         except Exception as error:
             raise self._ended(f"on_weights_lost raised {error!r}") from error
 

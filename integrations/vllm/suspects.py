@@ -9,6 +9,7 @@ place where the last one was. Pure.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 _CLEARED_AFTER = 8  # steps; one that kills at a certain place does so in the first of them
 _CHILD = re.compile(r"\d+_(.+)")  # vLLM's name for one of the n answers of a request
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One request that was running at a loss."""
+
+    losses: int = 0
+    place: int = 0  # tokens that were computed, or were to be, at the last loss
+    steps: int = 0  # beyond those
 
 
 class Suspects:
@@ -27,15 +37,13 @@ class Suspects:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._losses: dict[str, int] = {}
-        self._places: dict[str, int] = {}  # tokens that were computed, or were to be, at the last
-        self._steps: dict[str, int] = {}  # beyond those
+        self._watched: dict[str, _Watched] = {}
         self._row = 0  # losses that no request has ended for, and none has outlived
 
     @property
-    def any(self) -> bool:
-        """Whether there is a request to watch."""
-        return bool(self._losses)
+    def is_watching(self) -> bool:
+        """Whether there is a request whose steps are to be told."""
+        return bool(self._watched)
 
     def lose(self, running: Mapping[str, int]) -> list[str]:
         """Note that the workers were lost while *running* ran; return the requests that end.
@@ -43,17 +51,18 @@ class Suspects:
         Args:
             running: By name, how many of its tokens had been computed or were to be.
         """
-        before = self._losses
         if not self.limit:
             return []
-        self._losses = {each: before.get(each, 0) + 1 for each in running}
-        self._places |= running
         self._row += 1
-        self._steps.clear()
-        ending = [each for each, count in self._losses.items() if count > self.limit]
-        self._losses |= {each: n for each, n in before.items() if each not in self._losses}
-        for each in ending:
-            del self._losses[each]
+        for watched in self._watched.values():
+            watched.steps = 0
+        ending: list[str] = []
+        for name, place in running.items():
+            watched = self._watched.setdefault(name, _Watched())
+            watched.losses, watched.place = watched.losses + 1, place
+            if watched.losses > self.limit:
+                del self._watched[name]
+                ending.append(name)
         return ending
 
     def computed(self, requests: Iterable[str], place: Callable[[str], int]) -> None:
@@ -62,12 +71,15 @@ class Suspects:
         Args:
             place: Returns how many tokens of a request have been computed.
         """
-        for each in requests:
-            if each in self._losses and place(each) >= self._places[each]:
-                self._steps[each] = steps = self._steps.get(each, 0) + 1
-                if steps >= _CLEARED_AFTER:
-                    del self._losses[each], self._steps[each], self._places[each]
-                    self._row *= self.any
+        for name in requests:
+            watched = self._watched.get(name)
+            if watched is None or place(name) < watched.place:
+                continue
+            watched.steps += 1
+            if watched.steps >= _CLEARED_AFTER:
+                del self._watched[name]
+                if not self._watched:
+                    self._row = 0
 
     def take_row(self) -> int:
         """Return how many losses the requests that now end have made; each counts once."""
@@ -76,7 +88,9 @@ class Suspects:
 
     def suspects(self) -> frozenset[str]:
         """Return the requests that are tried one at a time."""
-        return frozenset(each for each, count in self._losses.items() if count >= self.limit)
+        return frozenset(
+            name for name, watched in self._watched.items() if watched.losses >= self.limit
+        )
 
     def may_run(self, running: Collection[str], known: Collection[str]) -> int | None:
         """Return how many may run beside each other; None for any number.
@@ -84,10 +98,8 @@ class Suspects:
         While a suspect is among the requests that are *known*, one more than those *running* that
         are none.
         """
-        if not self._losses:
-            return None
-        self._losses = {each: count for each, count in self._losses.items() if each in known}
-        self._places = {each: place for each, place in self._places.items() if each in known}
+        for name in self._watched.keys() - known:
+            del self._watched[name]
         suspects = self.suspects()
         return sum(each not in suspects for each in running) + 1 if suspects else None
 

@@ -5,10 +5,10 @@ was shared with the process it came from: 0.1 to 0.2 seconds of a processor wher
 So this does what a program can rely on, and lets the kernel take the memory, as the children of
 ``multiprocessing`` do.
 
-- Threads are waited for, ``atexit`` functions run, objects that nothing refers to are finalized,
-  and files are flushed, those of C included.
-- Objects that modules still refer to are not finalized, and what C code has registered to be run at
-  the end is not. A process that was not forked (``Launch(method="exec")``) ends with both.
+- Threads are waited for, ``atexit`` functions run, and files are flushed, those of C included.
+- Modules that were imported since the fork are emptied, so that what they refer to is finalized.
+- What was imported before it is not, nor is what C code has registered to be run at the end. A
+  process that was not forked (``Launch(method="exec")``) ends with both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from phalanx.runtime.linux import syscalls
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-_PATIENCE: Final = 1.0  # seconds, for files that are written
+_PATIENCE: Final = 0.5  # seconds that one stream may take before the others go past it
+_BLOCKED: Final = 10  # streams, at most
 _FROZEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_PRELOADED: Final[set[str]] = set()
 
 
 def freeze() -> None:
@@ -37,6 +43,7 @@ def freeze() -> None:
     """
     gc.collect()
     _FROZEN.update(_writers())
+    _PRELOADED.update(sys.modules)
     gc.freeze()
 
 
@@ -45,27 +52,56 @@ def finish() -> None:
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
     atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
-    gc.collect()
-    # A thread of the program's that is blocked may hold the lock of a stream for ever.
-    flushing = threading.Thread(target=_flush, daemon=True)
-    flushing.start()
-    flushing.join(_PATIENCE)
-
-
-def _flush() -> None:
-    standard: list[Any] = [getattr(sys, name, None) for name in ("stdout", "stderr")]
-    for stream in (*standard, *_FROZEN, *_writers()):
-        with suppress(BaseException):  # it is closed
-            stream.flush()
-    syscalls.flush_c_streams()
+    _flush()
 
 
 def leave(code: int) -> NoReturn:
     """End this process; a signal that would interrupt it ends it at once."""
     try:
         finish()
+        _empty_modules()
+        _flush()
     finally:
         os._exit(code)
+
+
+def _empty_modules() -> None:
+    """Finalize what the modules that were imported since `freeze` refer to, as Python does."""
+    threading.excepthook = lambda _: None  # a thread that goes on finds its modules gone
+    since = [each for each in sys.modules if each not in _PRELOADED]
+    modules = [
+        weakref.ref(sys.modules.pop(each))
+        for each in since
+        if each.partition(".")[0] != "phalanx"  # this one and its callers among them
+    ]
+    gc.collect()
+    for reference in reversed(modules):
+        if module := reference():  # something else refers to it too
+            scope = vars(module)
+            scope.update(dict.fromkeys(scope.keys() - {"__builtins__"}))
+    gc.collect()
+
+
+def _flush() -> None:
+    """Write what all streams hold.
+
+    One whose lock is held, by a thread that is blocked in a read or write, is left behind.
+    """
+    standard = (getattr(sys, name, None) for name in ("stdout", "stderr"))
+    of_c = SimpleNamespace(flush=syscalls.flush_c_streams)
+    streams = iter([*standard, *_FROZEN, *_writers(), of_c])
+    for _ in range(_BLOCKED):
+        thread = threading.Thread(target=_flush_all, args=(streams,), daemon=True)
+        thread.start()
+        thread.join(_PATIENCE)
+        if not thread.is_alive():
+            break
+
+
+def _flush_all(streams: Iterator[Any]) -> None:
+    for stream in streams:
+        with suppress(BaseException):  # it is closed, or there is none
+            stream.flush()
 
 
 def _writers() -> list[Any]:

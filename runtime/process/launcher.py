@@ -197,7 +197,7 @@ class Launcher:
                 *(partial(zygote.close, deadline) for zygote in zygotes),
                 end_tree,
                 let_go,
-                self._orphans.close,
+                lambda: self._orphans.close(deadline),
                 lambda: self._guardian.close(deadline),
             ]
         )

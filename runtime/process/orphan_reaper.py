@@ -177,21 +177,27 @@ class Reaper:
         process_tree.wait_all([pidfd], time.monotonic() + _PATIENCE)
         self.take(pidfd, pid, kill=False)
 
-    def close(self) -> None:
-        """Collect those that are dead or were killed, and let go of the others."""
+    def close(self, deadline: float) -> None:
+        """Collect those that are dead or were killed, and let go of the others.
+
+        Args:
+            deadline: Monotonic; one that is not dead by then, or still has its parent, is let go.
+        """
         with self._lock:
             self._closed = True
             left, self._orphans = self._orphans, {}
             for orphan in left.values():
                 orphan.watch.cancel()
-        until = time.monotonic() + _PATIENCE
-        for pid, orphan in left.items():
-            process_tree.wait_all([orphan.pidfd], until if orphan.is_killed else 0.0)
-            if process_tree.is_gone(orphan.pidfd):
-                while _collect(orphan.pidfd) is _Collected.NOT_YET and time.monotonic() < until:
+        with contextlib.ExitStack() as freeing:
+            for pid, orphan in left.items():
+                freeing.callback(owned.discard, pid)
+                freeing.callback(descriptors.close, orphan.pidfd)
+            for orphan in left.values():
+                process_tree.wait_all([orphan.pidfd], deadline if orphan.is_killed else 0.0)
+                if not process_tree.is_gone(orphan.pidfd):
+                    continue
+                while _collect(orphan.pidfd) is _Collected.NOT_YET and time.monotonic() < deadline:
                     time.sleep(_AGAIN)  # its parent is about to end, which nothing tells
-            descriptors.close(orphan.pidfd)
-            owned.discard(pid)
 
     def _take_all(self, tasks: Iterable[procfs.Task]) -> None:
         for task in tasks:

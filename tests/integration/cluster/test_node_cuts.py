@@ -16,7 +16,7 @@ from phalanx.cluster.nodes.lease import over_at
 from phalanx.runtime import Zmq
 
 LEASE = QUICK.lease
-SLACK = 10.0  # seconds that a loaded machine may take for what is due
+SLACK = 3.0  # seconds that a loaded machine may take for what is due
 
 
 @pytest.fixture

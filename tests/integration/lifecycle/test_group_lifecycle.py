@@ -238,6 +238,9 @@ def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
     ex.collective_rpc("emit", args=("event",))
     assert [event.value for event in seen] == ["event"]
     ex.check_health()
+    ex.forgive_restarts(1)
+    with pytest.raises(SpecError, match="count"):
+        ex.forgive_restarts(-1)
     with pytest.raises(ValueError, match="boom"):
         ex.collective_rpc("fail")
     with pytest.raises(UnknownMethod):

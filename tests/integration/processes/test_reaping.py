@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 import threading
+from functools import partial
 
 import pytest
-from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.processes import LONG, soon, start_thread, wait_until
 
 from phalanx.runtime.process import orphan_reaper
 from phalanx.runtime.process.orphan_reaper import Reaper
@@ -71,7 +72,7 @@ def test_one_that_is_not_our_child_yet_is_waited_for_also_at_the_end(loop: Event
 
         assert list(orphans._orphans) == [pid]
     finally:
-        closing = start_thread(orphans.close)
+        closing = start_thread(partial(orphans.close, soon()))
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
         closing.join(LONG)
@@ -85,7 +86,7 @@ def test_the_end_waits_for_no_process_that_is_left_alone(loop: EventLoop) -> Non
         orphans = Reaper(loop)
         orphans.take(os.pidfd_open(stranger.pid), stranger.pid, kill=False)
 
-        orphans.close()
+        orphans.close(soon())
 
         assert stranger.poll() is None
         stranger.kill()

@@ -229,10 +229,10 @@ def gateway_of(driver: Driver) -> int:
 
 
 def test_a_killed_driver_leaves_no_process_and_no_socket(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PHALANX_TEST_TRANSPORT", "ipc")
-    driver = Driver("dying_driver", "calls", NEVER)
+    driver = Driver("dying_driver", "calls", str(tmp_path / "gate"))
     try:
         driver.expect("calling")
         gateway = gateway_of(driver)

@@ -13,7 +13,7 @@ from phalanx.integrations.vllm.journal import Journal
 from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch, WeightsLost
 from phalanx.integrations.vllm.suspects import Suspects, with_siblings
 from phalanx.runtime import GroupUp
-from phalanx.supervision import CallTimeout, ExecutorClosed, UnknownMethod, WorkerDied
+from phalanx.supervision import CallTimeout, ExecutorClosed, NotPicklable, UnknownMethod, WorkerDied
 
 LONG = 10.0
 
@@ -56,10 +56,14 @@ class Ended(Exception):
 
 
 def recovery(
-    group: Any, journal: Journal | None = None, limit: float = LONG, hook: Any = None
+    group: Any,
+    journal: Journal | None = None,
+    limit: float = LONG,
+    hook: Any = None,
+    ended: Callable[[str], Exception] = Ended,
 ) -> Recovery:
     journal = journal or Journal(["update"], harmless=["look"])
-    return Recovery(group, journal, limit=limit, ended=Ended, state=EngineState(), hook=hook)
+    return Recovery(group, journal, limit=limit, ended=ended, state=EngineState(), hook=hook)
 
 
 def call(recovery: Recovery, method: str | bytes, timeout: float | None = LONG, **how: Any) -> Any:
@@ -177,6 +181,8 @@ DEVICE = RuntimeError("CUDA error: an illegal memory access was encountered")
     [
         (ValueError("rank 1: half of it is set"), ["update"]),
         (CallTimeout("update", [1], 3.0), ["update"]),
+        (NotPicklable("rank 0: its answer"), ["update"]),
+        (CallTimeout("update", (), 3.0, sent=False), []),
         (UnknownMethod("no update"), []),
         (DEVICE, []),  # its workers end, and what it may have set with them
     ],
@@ -307,24 +313,38 @@ def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
         engine.close()
 
 
-def test_a_hook_that_never_returns_holds_up_no_close() -> None:
+def test_a_hook_that_never_returns_holds_up_no_close_and_the_end_is_no_failure_of_it() -> None:
     gate, begun = threading.Event(), threading.Event()
 
     def hook(_: WeightsLost) -> None:
         begun.set()
         gate.wait()
 
+    reasons: list[str] = []
+
+    def ended(reason: str) -> Ended:
+        reasons.append(reason)
+        return Ended(reason)
+
     group = Group()
-    engine = recovery(group, Journal(), 6 * LONG, hook)
+    engine = recovery(group, Journal(), 6 * LONG, hook, ended)
     call(engine, "update_weights")
     group.up()
     assert begun.wait(LONG)
+    queued = [call(engine, "look", non_block=True) for _ in range(2)]
 
+    def end() -> int:
+        raise ExecutorClosed("it was shut down")
+
+    group.answers["epoch"] = end
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
     closing.join(LONG)
 
     assert not closing.is_alive()
+    assert [str(each.exception(LONG)) for each in queued] == ["", ""]  # no reason of its own
+    assert [type(each.exception(LONG)) for each in queued] == [Ended, Ended]
+    assert reasons == [""] * 3
     gate.set()
 
 
@@ -378,7 +398,7 @@ def test_a_request_that_kills_whenever_it_runs_ends_alone() -> None:
     assert suspects.may_run(["a"], ["a", "b"]) == 2  # of the third nothing is known yet
     compute(suspects, "a", "b")
     assert suspects.may_run(["a", "b"], ["a", "b"]) is None
-    assert not suspects.any
+    assert not suspects.is_watching
 
 
 def test_losses_that_are_far_apart_make_no_suspect() -> None:
