@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.chaos.targets import in_turn
 from tests.support.disturbed_nodes import RelayedNodes
-from tests.support.node_engine import LocalNodes
+from tests.support.node_engine import FORKED, LocalNodes
 from tests.support.processes import LONG
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Launch
+from phalanx.actors import Executor
 from phalanx.chaos import ChaosResult, run_chaos
 from phalanx.chaos.history.events import (
     FaultInjected,
@@ -63,7 +63,7 @@ def on(nodes: LocalNodes, runtime: Runtime, **options: Any) -> Callable[[], Exec
     """Return a target of four ranks on *nodes*, two on each."""
 
     def build() -> Executor[Any]:
-        more: dict[str, Any] = {"launch": Launch(preload=()), "devices": "cpu", **options}
+        more: dict[str, Any] = {"launch": FORKED, "devices": "cpu", **options}
         return Executor(Echo, 4, cluster=nodes, runtime=runtime, **more)
 
     return build

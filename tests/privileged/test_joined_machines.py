@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from tests.privileged.test_node_executors import Pulsing
 from tests.support.joining_nodes import NodeCommand, Site
 from tests.support.processes import LONG, wait_until
@@ -26,6 +27,7 @@ def zombies(pod: NodeCommand) -> list[procfs.Task]:
     return [task for task in every if task.state == "Z" and task.parent in inside]
 
 
+@pytest.mark.soak
 def test_a_pod_joins_again_after_its_node_was_killed_and_ends_its_ranks_when_it_is_cut_off(
     tmp_path: Path, torch_runtime: Runtime
 ) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from tests.support.disturbed_nodes import Machine, WiredNodes, wired_machine
+from tests.support.node_engine import FORKED
 from tests.support.processes import LONG
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Launch
+from phalanx.actors import Executor
 from phalanx.chaos import Schedule, ScheduledFault, run_chaos
 from phalanx.chaos.history.events import RankDied, RankRan
 from phalanx.cluster.link.messages import NodeOrder
@@ -25,7 +26,7 @@ from phalanx.runtime import Runtime
 FAULTS = ("cut", "cut_in", "cut_out", "delay", "freeze", "node")
 TIMEOUT = 2.0  # seconds of silence that make a node lost
 CUT = 9.0
-CUT_IN = pytest.param("cut_in", marks=pytest.mark.soak)
+CUT_IN, DELAY = (pytest.param(name, marks=pytest.mark.soak) for name in ("cut_in", "delay"))
 TOO_LONG = 7.0  # seconds of a lease; its beats are as frequent as a driver expects that thinks 3
 
 pytestmark = pytest.mark.timeout(240)
@@ -52,7 +53,7 @@ def on(
     )
 
     def build() -> Executor[Any]:
-        more: dict[str, Any] = {"launch": Launch(preload=()), "devices": "cpu"}
+        more: dict[str, Any] = {"launch": FORKED, "devices": "cpu"}
         return Executor(Echo, 2, cluster=nodes, runtime=runtime, **more)
 
     return build
@@ -62,6 +63,7 @@ def cut(name: str, seconds: float) -> Schedule:
     return Schedule((ScheduledFault(number=1, at=1.0, fault=name, target="0", seconds=seconds),))
 
 
+@pytest.mark.soak
 def test_cuts_and_delays_break_no_invariant(
     machines: tuple[Machine, ...], runtime: Runtime
 ) -> None:
@@ -83,7 +85,7 @@ def test_a_machine_that_is_cut_off_has_ended_its_rank_before_another_starts(
     assert old.at + old.seconds < new.at
 
 
-@pytest.mark.parametrize("name", [CUT_IN, "cut_out", "delay"])
+@pytest.mark.parametrize("name", [CUT_IN, "cut_out", DELAY])
 def test_a_cut_that_is_shorter_than_the_timeout_kills_no_rank(
     machines: tuple[Machine, ...], runtime: Runtime, name: str
 ) -> None:

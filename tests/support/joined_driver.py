@@ -6,14 +6,15 @@ import json
 import signal
 import sys
 
+from tests.support.node_engine import FORKED
 from tests.support.workers import Echo
 
-from phalanx import Executor, JoinedNodes, Launch
+from phalanx import Executor, JoinedNodes
 
 if __name__ == "__main__":
     nodes = JoinedNodes(
         bind="127.0.0.1", port=int(sys.argv[1]), key_file=sys.argv[2], ranks_per_node=2
     )
-    with Executor(Echo, 2, cluster=nodes, devices="cpu", launch=Launch(preload=())) as group:
+    with Executor(Echo, 2, cluster=nodes, devices="cpu", launch=FORKED) as group:
         print(json.dumps({"ranks": group.collective_rpc("rank")}), flush=True)
         signal.pause()

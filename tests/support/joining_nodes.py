@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.node_engine import FORKED
 from tests.support.processes import LONG, wait_until
 from tests.support.relayed_links import free_port
 
-from phalanx.actors import Executor, Launch
+from phalanx.actors import Executor
 from phalanx.cluster import JoinedNodes, NodeLost
 from phalanx.runtime import process_tree, procfs
 
@@ -110,7 +111,7 @@ class Site:
         own: dict[str, Any] = {"ranks_per_node": 1, "node_timeout": 3.0, "node_wait": LONG}
         own |= {name: given.pop(name) for name in names if name in given}
         nodes = JoinedNodes(bind=self.host, port=self.port, key_file=str(self.key), **own)
-        given = {"launch": Launch(preload=()), "devices": "cpu", **given}
+        given = {"launch": FORKED, "devices": "cpu", **given}
         group = Executor(worker, size, cluster=nodes, runtime=runtime, **given)
         self.groups.append(group)
         group.subscribe(self.told.append)

@@ -98,6 +98,7 @@ def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
     assert all(seconds > 0 for row in found["times"] for seconds in row["seconds"])
 
 
+@pytest.mark.soak
 def test_cluster_tells_of_lost_nodes_and_of_what_was_not_asked_for(tmp_path: Path) -> None:
     done = bench(*("cluster", "--only", "rank,calls", "--rounds", "1", "--json", "-"), cwd=tmp_path)
 

@@ -1,14 +1,28 @@
-"""torch makes a folder for its compiler's cache as soon as an optimizer is: not where we look."""
+"""All runs are forked from one process, which has imported torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from tests.support.training_workers import Replicated
+
+from phalanx.integrations.torch import Training
+from phalanx.runtime import acquire_shared, release_shared
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _runtime(_compiler_cache: None) -> Iterator[None]:
+    """Keep what executors share, so that no test seems to leave it."""
+    shared = acquire_shared()
+    Training(Replicated, 1, threads=1).close()
+    yield
+    release_shared(shared)
 
 
 @pytest.fixture(autouse=True, scope="package")
 def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have torch make its compiler's folder, as soon as an optimizer is, not where we look."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
