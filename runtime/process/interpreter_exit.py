@@ -21,7 +21,7 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from phalanx.runtime.linux import syscalls
@@ -33,7 +33,7 @@ _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _PATIENCE: Final = 0.5  # seconds that one stream may take before the others go past it
 _BLOCKED: Final = 10  # streams, at most
 _FROZEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-_PRELOADED: Final[set[str]] = set()
+_PRELOADED: Final[dict[str, object]] = {}
 
 
 def freeze() -> None:
@@ -68,18 +68,24 @@ def leave(code: int) -> NoReturn:
 def _empty_modules() -> None:
     """Finalize what the modules that were imported since `freeze` refer to, as Python does."""
     threading.excepthook = lambda _: None  # a thread that goes on finds its modules gone
-    since = [each for each in sys.modules if each not in _PRELOADED]
-    modules = [
-        weakref.ref(sys.modules.pop(each))
-        for each in since
-        if each.partition(".")[0] != "phalanx"  # this one and its callers among them
-    ]
+    modules = _take_modules()
     gc.collect()
     for reference in reversed(modules):
         if module := reference():  # something else refers to it too
             scope = vars(module)
             scope.update(dict.fromkeys(scope.keys() - {"__builtins__"}))
     gc.collect()
+
+
+def _take_modules() -> list[weakref.ref[ModuleType]]:
+    taken: list[weakref.ref[ModuleType]] = []
+    loaded: dict[str, Any] = dict(sys.modules)  # which may hold anything
+    for name, module in loaded.items():
+        is_own = name.partition(".")[0] == "phalanx"  # this one and its callers among them
+        if isinstance(module, ModuleType) and _PRELOADED.get(name) is not module and not is_own:
+            taken.append(weakref.ref(module))
+            del sys.modules[name]
+    return taken
 
 
 def _flush() -> None:

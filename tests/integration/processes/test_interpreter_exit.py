@@ -6,16 +6,19 @@ import gzip
 import zipfile
 from pathlib import Path
 
+import pytest
 from tests.support.programs import run_python
 
 # Reads its arguments before the fork that it stands for; all else is after it.
 PROGRAM = """
-import os, sys
+import sys
 from phalanx.runtime import interpreter_exit
-folder, holding = sys.argv[1:]
+folder, holding, name = sys.argv[1:]
 interpreter_exit.freeze()
 sys.path.insert(0, folder)
 __import__(holding)
+sys.modules[name] = sys.modules.pop(holding)
+sys.modules["not_to_be_imported"] = None
 interpreter_exit.leave(3)
 """
 HOLDS = """
@@ -26,7 +29,7 @@ packed.write("all of it")
 archive = zipfile.ZipFile(f"{here}/archive.zip", "w")
 archive.writestr("name", "all of it")
 temporary = tempfile.NamedTemporaryFile(dir=here, prefix="temporary")
-me = __import__(__name__)
+import sys; me = sys.modules[__name__]
 """
 # The lock of each stream is held by a thread that will not give it back.
 BLOCKED = """
@@ -56,15 +59,16 @@ time.sleep(0.1)  # nothing tells that a thread is within a write
 """
 
 
-def end(folder: Path, text: str) -> str:
+def end(folder: Path, text: str, name: str = "holding") -> str:
     (folder / "holding.py").write_text(text)
-    ended = run_python("-c", PROGRAM, str(folder), "holding", timeout=60.0)
+    ended = run_python("-c", PROGRAM, str(folder), "holding", name, timeout=60.0)
     assert (ended.returncode, ended.stdout) == (3, "")
     return ended.stderr
 
 
-def test_what_modules_refer_to_is_closed_and_removed(tmp_path: Path) -> None:
-    assert end(tmp_path, HOLDS) == ""
+@pytest.mark.parametrize("name", ["holding", "__main__"])  # that of a program is a new one
+def test_what_modules_refer_to_is_closed_and_removed(tmp_path: Path, name: str) -> None:
+    assert end(tmp_path, HOLDS, name) == ""
 
     assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"all of it"
     with zipfile.ZipFile(tmp_path / "archive.zip") as archive:

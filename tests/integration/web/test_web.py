@@ -185,9 +185,11 @@ def test_a_driver_that_is_stopped_is_not_shown_as_well(tmp_path: Path) -> None:
         assert driver.stdout.readline() == b"up\n"
         with page_of(name) as page, closing(page.states()) as states:
             next(state for state in states if state["groups"] and not state["problem"])
-            os.kill(driver.pid, signal.SIGSTOP)
-            told = next(state for state in states if state["problem"])
-            os.kill(driver.pid, signal.SIGCONT)
+            driver.send_signal(signal.SIGSTOP)
+            try:
+                told = next(state for state in states if state["problem"])
+            finally:
+                driver.send_signal(signal.SIGCONT)
             next(state for state in states if state["groups"] and not state["problem"])
         driver.communicate()
 
