@@ -75,7 +75,8 @@ def hit(result: ChaosResult) -> list[tuple[str, int | None]]:
     return list(dict.fromkeys(every))
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
 def test_faults_of_nodes_break_no_invariant(run: Run, seed: int) -> None:
     result = run(duration=10.0, rate=0.8, faults=EVERYTHING, targets=("random", "spare"), seed=seed)
 
@@ -95,6 +96,7 @@ def test_each_fault_of_a_node_hits_the_one_of_its_rank(run: Run) -> None:
     assert min(each.at for each in result.history.every(RankExited)) > hits[0].at
 
 
+@pytest.mark.soak
 def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(run: Run) -> None:
     result = run("freeze:0", seconds=LONGER, duration=9.0, strategy=Strategy.ONE_FOR_ONE)
 
@@ -116,6 +118,7 @@ def test_a_node_that_is_cut_off_for_longer_than_its_lease_is_replaced_after_it_h
         assert runs[rank, 1].at + runs[rank, 1].seconds < runs[rank, 2].at
 
 
+@pytest.mark.soak
 def test_a_spare_node_is_hit_and_no_rank_dies_of_it(run: Run) -> None:
     result = run("freeze:spare", "node:spare", duration=3.0)
 
@@ -126,7 +129,11 @@ def test_a_spare_node_is_hit_and_no_rank_dies_of_it(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "deaths"),
-    [("stop:1", 0), ("kill:group", 1), pytest.param("kill:1", 1, marks=pytest.mark.soak)],
+    [
+        ("kill:group", 1),
+        pytest.param("stop:1", 0, marks=pytest.mark.soak),
+        pytest.param("kill:1", 1, marks=pytest.mark.soak),
+    ],
 )
 def test_signals_reach_ranks_on_nodes(run: Run, fault: str, deaths: int) -> None:
     result = run(fault, nodes=LocalNodes(**LOCAL), duration=2.0)

@@ -45,6 +45,7 @@ def test_rpc_gives_a_table_figures_and_a_picture_and_names_who_is_not_there(
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 def test_rpc_measures_every_form_in_both_directions(tmp_path: Path) -> None:
     done = bench(
         *("rpc", "--messages", "--ranks", "1", "--sizes", "0,1K", "--rounds", "1"),

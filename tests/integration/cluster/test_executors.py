@@ -452,6 +452,7 @@ def test_states_survive_the_node_that_took_them(nodes: Make) -> None:
     assert group.collective_rpc("add", retries=3) == [4, 4, 4, 4]
 
 
+@pytest.mark.soak
 def test_a_node_that_is_lost_while_its_ranks_start_is_replaced_within_the_same_start(
     nodes: Make, gate: Path
 ) -> None:

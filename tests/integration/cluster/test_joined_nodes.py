@@ -106,6 +106,7 @@ def test_a_machine_that_joins_late_becomes_the_spare(site: Site, runtime: Runtim
     assert site.command_of(0) is spare
 
 
+@pytest.mark.soak
 def test_a_machine_that_is_needed_by_no_rank_waits_and_ends_with_the_driver(
     site: Site, runtime: Runtime
 ) -> None:
@@ -232,6 +233,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(
     assert command.ended() == 0
 
 
+@pytest.mark.soak
 def test_a_command_whose_driver_is_lost_without_a_word_ends_its_ranks_and_waits_for_a_driver(
     site: Site, runtime: Runtime, drive: Callable[..., Driver]
 ) -> None:

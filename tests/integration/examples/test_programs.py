@@ -58,7 +58,7 @@ def run_pipeline(name: str, *, ranks: int, kills: int, seed: int, options: tuple
     ("name", "options"),
     [
         ("batch_inference", ()),
-        ("pipeline_parallel", ()),
+        pytest.param("pipeline_parallel", (), marks=pytest.mark.soak),
         ("tensor_parallel", ("--survivors", "keep")),
         pytest.param("tensor_parallel", ("--survivors", "restart"), marks=pytest.mark.soak),
     ],

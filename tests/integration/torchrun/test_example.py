@@ -30,6 +30,7 @@ def weights(folder: Path, *words: str) -> tuple[str, str]:
     return found[1], done.stdout
 
 
+@pytest.mark.soak
 def test_a_script_goes_on_from_its_checkpoint_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
