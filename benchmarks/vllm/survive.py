@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             engine.close()
             if options.stock:  # its ranks that were killed have left theirs
                 for file in set(_stock_memory()) - before:
-                    file.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        file.unlink()
     result["started_in"] = engine.started_in
     print(json.dumps(result) if options.json else _table(result))
     return 0 if result["ok"] else 1

@@ -69,7 +69,7 @@ def run_python(
     if code is None:
         end_by(signal.SIGINT)
     if code or os.getpid() != pid:
-        interpreter_exit.leave(code)
+        os._exit(code)
     for number in _FORWARDED[:2]:
         signal.signal(number, signal.SIG_DFL)  # no handler of the program runs from here on
 

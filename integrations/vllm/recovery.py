@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -236,11 +236,13 @@ class Recovery:
             self._hooked = epoch, Future()
             # A daemon: the program's end does not wait for a hook that never returns.
             arguments = (self._hooked[1], news)
-            threading.Thread(
+            hook = threading.Thread(
                 target=self._run_hook, args=arguments, name="phalanx-weights", daemon=True
-            ).start()
-        if self._closed:  # before this hook could be cancelled
-            raise self._ended("")
+            )
+            if self._closed:  # before there was anything to cancel
+                self._hooked[1].cancel()
+            else:
+                hook.start()
         left = _left(until, "on_weights_lost")
         try:
             self._hooked[1].result(self._limit if left is None else min(left, self._limit))
@@ -252,9 +254,9 @@ class Recovery:
             raise self._ended(f"on_weights_lost took more than {self._limit:g} s") from error
         except (WorkerDied, StaleEpoch, ExecutorClosed):
             raise
-        except CancelledError as error:
-            raise self._ended("") from error
         except Exception as error:
+            if self._hooked[1].cancelled():  # by `close`
+                raise self._ended("") from error
             raise self._ended(f"on_weights_lost raised {error!r}") from error
 
     def _run_hook(self, done: Future[object], news: WeightsLost) -> None:
@@ -288,7 +290,7 @@ class Recovery:
         elif isinstance(event, GroupUp):
             # Now, and not with the next request. This thread may not block.
             with suppress(RuntimeError):  # it has been closed, or the program ends
-                self._thread.submit(self._resume, event).add_done_callback(_complain)
+                self._thread.submit(self._resume, event).add_done_callback(self._complain)
 
     def _resume(self, up: GroupUp) -> None:
         """Restore the workers of which *up* tells, and tell it."""
@@ -300,11 +302,10 @@ class Recovery:
             *(up.epoch, up.took, self._replayed_in, self._cause),
         )
 
-
-def _complain(done: Future[None]) -> None:
-    error = None if done.cancelled() else done.exception()
-    if error is not None:  # the next step raises it too
-        _logger.error("phalanx.vllm_heal_failed %s: %s", type(error).__name__, error)
+    def _complain(self, done: Future[None]) -> None:
+        error = done.exception()
+        if error is not None and not self._closed:  # the next step raises it too
+            _logger.error("phalanx.vllm_heal_failed %s: %s", type(error).__name__, error)
 
 
 def _left(until: float | None, method: str | bytes) -> float | None:

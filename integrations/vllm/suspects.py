@@ -98,7 +98,7 @@ class Suspects:
         While a suspect is among the requests that are *known*, one more than those *running* that
         are none.
         """
-        for name in self._watched.keys() - known:
+        for name in [each for each in self._watched if each not in known]:
             del self._watched[name]
         suspects = self.suspects()
         return sum(each not in suspects for each in running) + 1 if suspects else None

@@ -5,10 +5,10 @@ was shared with the process it came from: 0.1 to 0.2 seconds of a processor wher
 So this does what a program can rely on, and lets the kernel take the memory, as the children of
 ``multiprocessing`` do.
 
-- Threads are waited for, ``atexit`` functions run, and files are flushed, those of C included.
-- Modules that were imported since the fork are emptied, so that what they refer to is finalized.
-- What was imported before it is not, nor is what C code has registered to be run at the end. A
-  process that was not forked (``Launch(method="exec")``) ends with both.
+- Threads are waited for, ``atexit`` functions run, objects that nothing refers to are finalized.
+- Files are flushed, those of C included; archives and temporary files are closed.
+- Other objects that are still referred to are not finalized, and what C code has registered to be
+  run at the end is not. A process that was not forked (``Launch(method="exec")``) ends with both.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ import io
 import os
 import sys
 import threading
+import time
 import weakref
 from contextlib import suppress
-from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from phalanx.runtime.linux import syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-_PATIENCE: Final = 0.5  # seconds that one stream may take before the others go past it
-_BLOCKED: Final = 10  # streams, at most
+_ARCHIVES: Final = (  # each may be written into those after it
+    *(("tarfile", "TarFile"), ("zipfile", "ZipFile")),
+    *(("gzip", "GzipFile"), ("bz2", "BZ2File"), ("lzma", "LZMAFile")),
+    ("tempfile", "_TemporaryFileWrapper"),
+)
+_BUFFERS: Final = (io.BufferedWriter, io.BufferedRandom)
+_PATIENCE: Final = 0.2  # seconds that one file may take before the next is begun beside it
+_LIMIT: Final = 3.0  # seconds for all of them
 _FROZEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
-_PRELOADED: Final[dict[str, object]] = {}
 
 
 def freeze() -> None:
@@ -42,73 +46,65 @@ def freeze() -> None:
     A collection in a forked process would copy every page that it counts in.
     """
     gc.collect()
-    _FROZEN.update(_writers())
-    _PRELOADED.update(sys.modules)
+    _FROZEN.update(_find((io.TextIOWrapper, *_BUFFERS)))
     gc.freeze()
 
 
 def finish() -> None:
-    """Do what Python does at its end before it destroys anything."""
+    """Do what Python does at its end before it destroys anything.
+
+    Files that are not written after three seconds are given up: a thread of the program's that is
+    blocked in a read or write may hold one for ever.
+    """
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
     atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
-    _flush()
+    gc.collect()
+    steps, until = _steps(), time.monotonic() + _LIMIT
+    at_work: list[threading.Thread] = []
+    while time.monotonic() < until:
+        at_work.append(threading.Thread(target=_take, args=(steps,), daemon=True))
+        at_work[-1].start()
+        at_work[-1].join(_PATIENCE)
+        if not at_work[-1].is_alive():  # nothing is left that it could begin
+            break
+    for each in at_work:
+        each.join(max(0.0, until - time.monotonic()))
 
 
 def leave(code: int) -> NoReturn:
     """End this process; a signal that would interrupt it ends it at once."""
     try:
         finish()
-        _empty_modules()
-        _flush()
     finally:
         os._exit(code)
 
 
-def _empty_modules() -> None:
-    """Finalize what the modules that were imported since `freeze` refer to, as Python does."""
-    threading.excepthook = lambda _: None  # a thread that goes on finds its modules gone
-    modules = _take_modules()
-    gc.collect()
-    for reference in reversed(modules):
-        if module := reference():  # something else refers to it too
-            scope = vars(module)
-            scope.update(dict.fromkeys(scope.keys() - {"__builtins__"}))
-    gc.collect()
+def _steps() -> Iterator[Callable[[], object]]:
+    """Return what writes each file; what may be written into another comes before it.
 
-
-def _take_modules() -> list[weakref.ref[ModuleType]]:
-    taken: list[weakref.ref[ModuleType]] = []
-    loaded: dict[str, Any] = dict(sys.modules)  # which may hold anything
-    for name, module in loaded.items():
-        is_own = name.partition(".")[0] == "phalanx"  # this one and its callers among them
-        if isinstance(module, ModuleType) and _PRELOADED.get(name) is not module and not is_own:
-            taken.append(weakref.ref(module))
-            del sys.modules[name]
-    return taken
-
-
-def _flush() -> None:
-    """Write what all streams hold.
-
-    One whose lock is held, by a thread that is blocked in a read or write, is left behind.
+    Of one kind what is older comes later.
     """
-    standard = (getattr(sys, name, None) for name in ("stdout", "stderr"))
-    of_c = SimpleNamespace(flush=syscalls.flush_c_streams)
-    streams = iter([*standard, *_FROZEN, *_writers(), of_c])
-    for _ in range(_BLOCKED):
-        thread = threading.Thread(target=_flush_all, args=(streams,), daemon=True)
-        thread.start()
-        thread.join(_PATIENCE)
-        if not thread.is_alive():
-            break
+    named = (getattr(sys.modules.get(module), name, None) for module, name in _ARCHIVES)
+    archives = tuple(kind for kind in named if isinstance(kind, type))
+    order = (io.TextIOWrapper, *archives, *_BUFFERS)
+    found = [*reversed(_find(order)), *_FROZEN]
+    found.sort(key=lambda file: next(i for i, kind in enumerate(order) if _is(file, kind)))
+    standard: list[Any] = [getattr(sys, name, None) for name in ("stdout", "stderr")]
+    steps = [each.flush for each in standard if each is not None]
+    steps += [each.close if _is(each, archives) else each.flush for each in found]
+    return iter([*steps, syscalls.flush_c_streams])
 
 
-def _flush_all(streams: Iterator[Any]) -> None:
-    for stream in streams:
-        with suppress(BaseException):  # it is closed, or there is none
-            stream.flush()
+def _take(steps: Iterator[Callable[[], object]]) -> None:
+    for step in steps:
+        with suppress(BaseException):  # it is closed, or cannot be written
+            step()
 
 
-def _writers() -> list[Any]:
-    return [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]
+def _find(kinds: tuple[type, ...]) -> list[Any]:
+    return [each for each in gc.get_objects() if _is(each, kinds)]
+
+
+def _is(value: object, kinds: type | tuple[type, ...]) -> bool:
+    return issubclass(type(value), kinds)  # a proxy says that it is what it stands for

@@ -181,13 +181,15 @@ class Reaper:
         """Collect those that are dead or were killed, and let go of the others.
 
         Args:
-            deadline: Monotonic; one that is not dead by then, or still has its parent, is let go.
+            deadline: Monotonic; one that is not dead by then, or still has its parent, is let go,
+                ten seconds from now at the latest.
         """
         with self._lock:
             self._closed = True
             left, self._orphans = self._orphans, {}
             for orphan in left.values():
                 orphan.watch.cancel()
+        deadline = min(deadline, time.monotonic() + _PATIENCE)
         with contextlib.ExitStack() as freeing:
             for pid, orphan in left.items():
                 freeing.callback(owned.discard, pid)

@@ -15,9 +15,11 @@ from phalanx.runtime import acquire_shared, release_shared
 def _runtime(_compiler_cache: None) -> Iterator[None]:
     """Keep what executors share, so that no test seems to leave it."""
     shared = acquire_shared()
-    Training(Replicated, 1, threads=1).close()
-    yield
-    release_shared(shared)
+    try:
+        Training(Replicated, 1, threads=1).close()
+        yield
+    finally:
+        release_shared(shared)
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -297,8 +298,12 @@ def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
     def late(_: WeightsLost) -> None:
         raise TimeoutError("the store does not answer")
 
+    def cancelled(_: WeightsLost) -> None:
+        raise CancelledError
+
     cases: list[Any] = [
         (lambda _: gate.wait(LONG), 0.05, "more than 0.05 s"),
+        (cancelled, LONG, "raised CancelledError"),
         (broken, LONG, "no such version"),
         (late, LONG, "raised TimeoutError.'the store does not answer'"),
     ]
@@ -313,7 +318,9 @@ def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
         engine.close()
 
 
-def test_a_hook_that_never_returns_holds_up_no_close_and_the_end_is_no_failure_of_it() -> None:
+def test_a_hook_that_never_returns_holds_up_no_close_and_the_end_is_no_failure_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gate, begun = threading.Event(), threading.Event()
 
     def hook(_: WeightsLost) -> None:
@@ -345,6 +352,7 @@ def test_a_hook_that_never_returns_holds_up_no_close_and_the_end_is_no_failure_o
     assert [str(each.exception(LONG)) for each in queued] == ["", ""]  # no reason of its own
     assert [type(each.exception(LONG)) for each in queued] == [Ended, Ended]
     assert reasons == [""] * 3
+    assert caplog.records == []
     gate.set()
 
 
