@@ -220,18 +220,21 @@ class CallFuture(Future[Any]):
         have been interrupted by a finalizer that wants to make a call. Nor on a user's thread: that
         may have been interrupted in `concurrent.futures.wait`, whose locks this takes.
         """
-        condition: Any = self._condition
-        if (
-            occupied.is_mine()
-            and not condition._is_owned()  # noqa: SLF001
-            and condition.acquire(blocking=False)
-        ):
-            try:
-                self._finish()
-            finally:
-                condition.release()
-        else:
+        if not (occupied.is_mine() and self._finish_at_once()):
             self._callbacks.run(self._finish)
+
+    def _finish_at_once(self) -> bool:
+        """Do it unless a lock is to be waited for; return whether it is done."""
+        condition: Any = self._condition
+        if condition._is_owned() or not condition.acquire(blocking=False):  # noqa: SLF001
+            return False
+        try:
+            if self._waiters:  # each has locks of its own
+                return False
+            self._finish()
+        finally:
+            condition.release()
+        return True
 
     def _finish(self) -> None:
         failed = self._call.error is not None or self._call.failed is not None

@@ -107,6 +107,7 @@ def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(r
         assert frozen.at < runs[rank, 2].at < frozen.at + LONGER
 
 
+@pytest.mark.soak
 def test_a_node_that_is_cut_off_for_longer_than_its_lease_is_replaced_after_it_has_ended(
     run: Run,
 ) -> None:

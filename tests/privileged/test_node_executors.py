@@ -121,6 +121,7 @@ def site(tmp_path: Path, torch_runtime: Runtime, request: pytest.FixtureRequest)
             yield Site(group, nodes, ends, journal, told)
 
 
+@pytest.mark.soak
 def test_ranks_that_are_cut_off_end_before_others_take_their_place(site: Site) -> None:
     size, epoch = len(site.group.ranks), site.group.status().epoch
     assert site.group.collective_rpc("total", LONG) == [float(size)] * size

@@ -518,14 +518,17 @@ def test_a_signal_handler_may_not_ask_for_an_outcome_that_its_thread_is_decoding
     assert [type(each) for each in outcome] == [WouldDeadlock]
 
 
-def test_a_signal_handler_reads_answers_of_futures_that_its_thread_waits_for(
-    make: Make, gate: Path, handle: Handle
+@pytest.mark.parametrize("by", ["the handler", "the event loop"])
+def test_answers_of_futures_that_a_thread_waits_for_are_read_while_it_is_in_a_signal_handler(
+    make: Make, gate: Path, handle: Handle, by: str
 ) -> None:
     executor = make(world_size=1)
     future = executor.call("gated", args=(str(gate),), non_block=True, rank=0)
 
     def act() -> Any:
         gate.touch()
+        if by == "the event loop":
+            wait_until(future.done)
         return executor.call("rank", WAIT, rank=0)
 
     outcome = handle(act)

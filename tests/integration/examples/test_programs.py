@@ -57,7 +57,7 @@ def run_pipeline(name: str, *, ranks: int, kills: int, seed: int, options: tuple
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("batch_inference", ()),
+        pytest.param("batch_inference", (), marks=pytest.mark.soak),
         pytest.param("pipeline_parallel", (), marks=pytest.mark.soak),
         ("tensor_parallel", ("--survivors", "keep")),
         pytest.param("tensor_parallel", ("--survivors", "restart"), marks=pytest.mark.soak),
@@ -98,7 +98,8 @@ def test_workers_with_state_count_every_word_once_and_go_on_in_the_next_run(tmp_
 TRAINING = ("--seed", "3", "--plot")
 
 
-@pytest.mark.parametrize("name", ["train_ddp", pytest.param("train_fsdp", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["train_ddp", "train_fsdp"])
 def test_training_through_a_kill_ends_with_the_undisturbed_weights(
     name: str, tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def test_after_a_death_all_ranks_run_again_at_another_port() -> None:
     assert "restart 1 of 1: all ranks run again" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["raise", "text"])
+@pytest.mark.parametrize("how", ["raise", pytest.param("text", marks=pytest.mark.soak)])
 def test_a_failure_ends_in_1_and_its_summary_as_under_torchrun(tmp_path: Path, how: str) -> None:
     words = ("--nproc-per-node", 2, "-r", "1:1", "-t", "0:3,1:2", "--rdzv-id", "job")
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--log-dir")

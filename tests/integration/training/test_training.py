@@ -113,7 +113,7 @@ def test_two_ranks_killed_or_stopped_at_every_moment_of_a_step_end_as_if_undistu
     assert all(each.redone <= 1 for each in run.resumed)
 
 
-@pytest.mark.parametrize("trainer", [Sharded, TensorParallel])
+@pytest.mark.parametrize("trainer", [Sharded, pytest.param(TensorParallel, marks=pytest.mark.soak)])
 def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path, trainer: Any) -> None:
     faults = [
         (1, 2, "begin"),
