@@ -2,7 +2,8 @@
 
 - It is a `concurrent.futures.Future` (`wait`, `as_completed` and `asyncio.wrap_future` take it) and
   can be awaited. It completes without a thread that waits for it.
-- Its callbacks run on a thread of their own, where a blocking call raises instead of hanging.
+- Its callbacks run on a thread of their own, where a blocking call raises instead of hanging. The
+  same thread wakes those who wait through `concurrent.futures`: one that blocks holds them up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.signals.driver_exit import open_executors
-from phalanx.runtime import AskableLock, called_from_inside, occupied
+from phalanx.runtime import AskableLock, called_from_inside
 from phalanx.supervision import ExecutorClosed, WorkerDied
 
 if TYPE_CHECKING:
@@ -214,27 +215,12 @@ class CallFuture(Future[Any]):
             self._finish()
 
     def finish(self) -> None:
-        """Notify the threads that wait through `concurrent.futures`; now, or soon.
+        """Notify the threads that wait through `concurrent.futures`, soon.
 
-        Under the plane's lock, where nothing may be waited for: a thread with the condition may
-        have been interrupted by a finalizer that wants to make a call. Nor on a user's thread: that
-        may have been interrupted in `concurrent.futures.wait`, whose locks this takes.
+        On the thread of the callbacks: under the plane's lock nothing may be waited for, and that
+        takes locks whose holder may be in a finalizer or signal handler that wants to make a call.
         """
-        if not (occupied.is_mine() and self._finish_at_once()):
-            self._callbacks.run(self._finish)
-
-    def _finish_at_once(self) -> bool:
-        """Do it unless a lock is to be waited for; return whether it is done."""
-        condition: Any = self._condition
-        if condition._is_owned() or not condition.acquire(blocking=False):  # noqa: SLF001
-            return False
-        try:
-            if self._waiters:  # each has locks of its own
-                return False
-            self._finish()
-        finally:
-            condition.release()
-        return True
+        self._callbacks.run(self._finish)
 
     def _finish(self) -> None:
         failed = self._call.error is not None or self._call.failed is not None

@@ -89,10 +89,11 @@ def _steps() -> Iterator[Callable[[], object]]:
     archives = tuple(kind for kind in named if isinstance(kind, type))
     order = (io.TextIOWrapper, *archives, *_BUFFERS)
     found = [*reversed(_find(order)), *_FROZEN]
-    found.sort(key=lambda file: next(i for i, kind in enumerate(order) if _is(file, kind)))
     standard: list[Any] = [getattr(sys, name, None) for name in ("stdout", "stderr")]
     steps = [each.flush for each in standard if each is not None]
-    steps += [each.close if _is(each, archives) else each.flush for each in found]
+    for kind in order:
+        same = [each for each in found if _is(each, kind)]
+        steps += [each.close if kind in archives else each.flush for each in same]
     return iter([*steps, syscalls.flush_c_streams])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.chaos.targets import in_turn
 from tests.support.disturbed_nodes import RelayedNodes
-from tests.support.node_engine import FORKED, LocalNodes
+from tests.support.node_engine import ONE_ZYGOTE, LocalNodes
 from tests.support.processes import LONG
 from tests.support.workers import Echo
 
@@ -63,7 +63,7 @@ def on(nodes: LocalNodes, runtime: Runtime, **options: Any) -> Callable[[], Exec
     """Return a target of four ranks on *nodes*, two on each."""
 
     def build() -> Executor[Any]:
-        more: dict[str, Any] = {"launch": FORKED, "devices": "cpu", **options}
+        more: dict[str, Any] = {"launch": ONE_ZYGOTE, "devices": "cpu", **options}
         return Executor(Echo, 4, cluster=nodes, runtime=runtime, **more)
 
     return build

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support.disturbed_nodes import Machine, WiredNodes, wired_machine
-from tests.support.node_engine import FORKED
+from tests.support.node_engine import ONE_ZYGOTE
 from tests.support.processes import LONG
 from tests.support.workers import Echo
 
@@ -53,7 +53,7 @@ def on(
     )
 
     def build() -> Executor[Any]:
-        more: dict[str, Any] = {"launch": FORKED, "devices": "cpu"}
+        more: dict[str, Any] = {"launch": ONE_ZYGOTE, "devices": "cpu"}
         return Executor(Echo, 2, cluster=nodes, runtime=runtime, **more)
 
     return build
@@ -96,7 +96,6 @@ def test_a_cut_that_is_shorter_than_the_timeout_kills_no_rank(
     assert result.history.every(RankDied) == ()
 
 
-@pytest.mark.soak
 def test_a_node_that_keeps_its_lease_for_too_long_is_found(
     machines: tuple[Machine, ...], runtime: Runtime
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.disturbed_nodes import INIT
-from tests.support.node_engine import FORKED, LocalNodes
+from tests.support.node_engine import ONE_ZYGOTE, LocalNodes
 from tests.support.processes import LONG, wait_until
 from tests.support.relayed_links import ip, namespace
 from tests.support.survivors import Keeper
@@ -121,7 +121,6 @@ def site(tmp_path: Path, torch_runtime: Runtime, request: pytest.FixtureRequest)
             yield Site(group, nodes, ends, journal, told)
 
 
-@pytest.mark.soak
 def test_ranks_that_are_cut_off_end_before_others_take_their_place(site: Site) -> None:
     size, epoch = len(site.group.ranks), site.group.status().epoch
     assert site.group.collective_rpc("total", LONG) == [float(size)] * size
@@ -184,7 +183,7 @@ def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
             bind=here,
             engine_options={"slots": 1, "prefix": lambda _slot: prefix},
         )
-        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": FORKED}
+        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
         with Executor(Heavy, 1, args=(load,), runtime=runtime, **given) as group:
             assert group.collective_rpc("size", LONG) == [len(load)]
             assert [node.node for node in group.status().nodes] == [0]  # the first one
@@ -202,7 +201,7 @@ def test_an_address_that_other_machines_do_not_reach_is_told_with_its_option(
             bind="127.0.0.1",  # is another one there
             engine_options={"prefix": lambda _slot: prefix},
         )
-        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": FORKED}
+        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
         with pytest.raises(StartFailed, match="Connection refused") as failed:
             Executor(Heavy, 2, args=(b"",), runtime=runtime, **given)
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 
-from tests.support.node_engine import FORKED
+from tests.support.node_engine import ONE_ZYGOTE
 from tests.support.workers import Echo
 
 from phalanx import Executor, JoinedNodes
@@ -15,6 +15,6 @@ if __name__ == "__main__":
     nodes = JoinedNodes(
         bind="127.0.0.1", port=int(sys.argv[1]), key_file=sys.argv[2], ranks_per_node=2
     )
-    with Executor(Echo, 2, cluster=nodes, devices="cpu", launch=FORKED) as group:
+    with Executor(Echo, 2, cluster=nodes, devices="cpu", launch=ONE_ZYGOTE) as group:
         print(json.dumps({"ranks": group.collective_rpc("rank")}), flush=True)
         signal.pause()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.node_engine import FORKED
+from tests.support.node_engine import ONE_ZYGOTE
 from tests.support.processes import LONG, wait_until
 from tests.support.relayed_links import free_port
 
@@ -111,7 +111,7 @@ class Site:
         own: dict[str, Any] = {"ranks_per_node": 1, "node_timeout": 3.0, "node_wait": LONG}
         own |= {name: given.pop(name) for name in names if name in given}
         nodes = JoinedNodes(bind=self.host, port=self.port, key_file=str(self.key), **own)
-        given = {"launch": FORKED, "devices": "cpu", **given}
+        given = {"launch": ONE_ZYGOTE, "devices": "cpu", **given}
         group = Executor(worker, size, cluster=nodes, runtime=runtime, **given)
         self.groups.append(group)
         group.subscribe(self.told.append)

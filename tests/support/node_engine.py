@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx import actors
+from phalanx.actors import Launch
 from phalanx.cluster.driver.engine import Cluster, EngineEvents
 from phalanx.cluster.driver.options import ClusterOptions
 from phalanx.cluster.link.messages import NodeOrder, encode
@@ -26,8 +26,8 @@ from phalanx.runtime import RELAY_PRELOAD, EventLoop
 from phalanx.supervision import RuntimeFault
 
 CLOSE = 5.0
-FORKED = actors.Launch(preload=RELAY_PRELOAD)
-"""Ranks on nodes are forked from the process that their relay is forked from."""
+ONE_ZYGOTE = Launch(preload=RELAY_PRELOAD)
+"""Has the ranks of a node forked from the process that their relay is forked from."""
 
 
 class LocalEngine:

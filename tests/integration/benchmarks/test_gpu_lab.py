@@ -21,16 +21,8 @@ SERIES = {
     "e8": {"parked": 3},
     "e9": {"calm": 4, "kills": 4},
 }
-SOAKED = (
-    "e1",
-    "e3",
-    "e4",
-    "e5",
-    "e7",
-    "e8",
-    "e9",
-    "e12",
-)  # these take longest: rehearsed by `make soak`
+# These take longest: rehearsed by `make soak`.
+SOAKED = ("e1", "e3", "e4", "e5", "e7", "e8", "e9", "e12")
 
 
 def rehearse(name: str, out: Path, *words: str) -> tuple[int, dict[str, Any]]:

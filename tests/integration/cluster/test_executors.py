@@ -16,7 +16,7 @@ import pytest
 from tests.support.checkpoint_workers import Counter
 from tests.support.disturbed_nodes import RelayedNodes
 from tests.support.hanging_workers import Stuck
-from tests.support.node_engine import FORKED, LocalEngine, LocalNodes
+from tests.support.node_engine import ONE_ZYGOTE, LocalEngine, LocalNodes
 from tests.support.node_groups import kill
 from tests.support.processes import LONG, is_alive, wait_until
 from tests.support.rank_faults import wait_healed
@@ -60,7 +60,7 @@ class Nodes:
         usual: dict[str, Any] = {"ranks_per_node": 2, "node_timeout": TIMEOUT, "node_wait": LONG}
         own = {**usual, **own}
         self.options: LocalNodes = given.pop("kind", LocalNodes)(**own)
-        given = {"launch": FORKED, "devices": "cpu", "intensity": MANY, **given}
+        given = {"launch": ONE_ZYGOTE, "devices": "cpu", "intensity": MANY, **given}
         self.group = Executor(worker, size, cluster=self.options, runtime=runtime, **given)
         self.events: list[Any] = []
         self.group.subscribe(self.events.append)

@@ -176,7 +176,6 @@ def test_a_failure_ends_in_1_and_its_summary_as_under_torchrun(tmp_path: Path, h
         assert "[default1]:a text\n" in done.stderr
 
 
-@pytest.mark.soak
 def test_a_run_folder_and_a_summary_are_torchruns(tmp_path: Path) -> None:
     found: list[object] = []
     for command in (PHALANX, TORCHRUN):
