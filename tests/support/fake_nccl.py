@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +18,18 @@ from phalanx.actors import AsyncOutput, WorkerContext
 NAME = "fakenccl"  # phalanx looks for the name
 
 
-def _wait(is_over: Callable[[], bool]) -> None:
-    """Wait as native code does, which has no frame: the innermost is one of torch's."""
-    over = threading.Lock()
+def _wait(is_over: Callable[[], bool], begins: Callable[[], object]) -> None:
+    """Wait as native code does, which has no frame: the innermost is one of torch's.
+
+    *begins* is called once that is so.
+    """
+    over, waiting = threading.Lock(), threading.get_ident()
     over.acquire()
 
     def look() -> None:
+        while sys._current_frames()[waiting].f_code is not _wait.__code__:
+            time.sleep(0.001)
+        begins()
         while not is_over():
             time.sleep(0.001)
         over.release()
@@ -64,11 +71,12 @@ def register() -> None:
             """Wait as a stream would: without an error if it is aborted."""
             assert not self.aborted.is_set(), "NCCL communicator was aborted"
             under_way.append(self)
-            while NcclKeeper.waits:
-                NcclKeeper.waits.pop().touch()
             try:
                 work = self.inner.allreduce(tensors, opts)
-                _wait(lambda: self.aborted.is_set() or (work.is_completed() and work.is_success()))
+                _wait(
+                    lambda: self.aborted.is_set() or (work.is_completed() and work.is_success()),
+                    NcclKeeper.tell,
+                )
                 if self.aborted.is_set():
                     tensors[0].fill_(float("nan"))
             finally:
@@ -124,6 +132,12 @@ class NcclKeeper(Keeper):
     """
 
     waits: ClassVar[list[Path]] = []
+
+    @classmethod
+    def tell(cls) -> None:
+        """Make the files."""
+        while cls.waits:
+            cls.waits.pop().touch()
 
     def join(self, ctx: WorkerContext) -> None:
         register()

@@ -47,7 +47,7 @@ def build(make: Make, torch_runtime: Runtime, log: Path) -> Build:
 
 
 def interrupt(
-    ex: Executor[Any], mark: Path, method: str = "reduce_for_ever", *args: Any, gather: bool = False
+    ex: Executor[Any], mark: Path, method: str = "reduce_in_world", *args: Any, gather: bool = False
 ) -> Any:
     """Kill rank 1 while all are in *method*; return the call's future."""
     call = ex.gather if gather else ex.collective_rpc
