@@ -49,6 +49,7 @@ _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
 _CONNECT = timedelta(seconds=30)  # of the store to itself, over loopback; arbitrary
 _KNOCK = 10.0  # seconds for a connection over loopback
+_TRY = timedelta(seconds=1)  # until it is asked whether the store still listens
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +310,7 @@ def init_process_group(
         if rendezvous is None:
             store = dist.HashStore()  # launch="inline": a group of one
         else:
-            _knock(rendezvous)
-            where = (rendezvous.address, rendezvous.port)
-            server = dist.TCPStore(*where, is_master=False, wait_for_workers=False, **limits)
-            store = dist.PrefixStore(rendezvous.prefix, server)
+            store = dist.PrefixStore(rendezvous.prefix, _client(dist, rendezvous, timeout))
         ranks = {"rank": rank, "world_size": world_size}
         dist.init_process_group(backend, store=store, **ranks, **limits, **options)
     except Exception as error:
@@ -320,11 +318,31 @@ def init_process_group(
         raise
 
 
-def _knock(rendezvous: Rendezvous) -> None:
-    """Raise if no store listens: torch's client would try again until its timeout.
+def _client(dist: Any, rendezvous: Rendezvous, timeout: timedelta | None) -> Any:
+    """Connect to an epoch's store; raise once it is closed.
 
-    So a rank that comes too late for an epoch fails at once, and can join the next.
+    torch's client tries again until its timeout where nobody listens any more. A rank that is too
+    late for an epoch must not: it could not join the next one meanwhile. So each try is short.
     """
+    where = (rendezvous.address, rendezvous.port)
+    limit = dist.constants.default_pg_timeout if timeout is None else timeout
+    until = time.monotonic() + limit.total_seconds()
+    while True:
+        _knock(rendezvous)
+        try:
+            client = dist.TCPStore(
+                *where, is_master=False, wait_for_workers=False, timeout=min(_TRY, limit)
+            )
+        except dist.DistNetworkError:
+            if time.monotonic() >= until:
+                raise
+        else:
+            client.set_timeout(limit)
+            return client
+
+
+def _knock(rendezvous: Rendezvous) -> None:
+    """Raise if no store listens."""
     where = (rendezvous.address, rendezvous.port)
     try:
         socket.create_connection(where, _KNOCK).close()

@@ -7,6 +7,7 @@ note each outcome and reply, and `Books.audit` compares the two.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.support.processes import wait_until
 
 from phalanx.actors import Executor, WorkerActor, WorkerContext
 from phalanx.supervision import CallTimeout, SpecError, WorkerDied
@@ -87,6 +90,9 @@ class Books:
         self.wrong.append(f"{kind}: {entry.token} ({entry.shape}, {entry.retries}): {what}")
 
     def audit(self) -> None:
+        # Callbacks run on a thread of their own, and may come after the result was had.
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: all(entry.told != 0 for entry in self.entries.values()))
         began: dict[str, list[Answer]] = defaultdict(list)
         ended: dict[str, set[Answer]] = defaultdict(set)
         places: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import LONG
+from tests.support.processes import LONG, start_thread
 from tests.support.programs import run_program
 
 from phalanx.runtime.distributed.rendezvous import (
@@ -276,6 +276,22 @@ def test_collectives_go_over_the_interface_that_the_user_named(
 def test_a_process_group_without_a_rendezvous_says_why() -> None:
     with pytest.raises(RuntimeFault, match="no rendezvous"):
         init_process_group("gloo", None, 0, 2)
+
+
+def test_a_rank_that_is_too_late_for_an_epoch_fails_although_its_first_look_saw_a_store() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def see_the_first() -> None:
+        listener.accept()[0].close()
+        listener.close()
+
+    thread = start_thread(see_the_first)
+    try:
+        late = Rendezvous("127.0.0.1", listener.getsockname()[1], "tp/7/", 7, "tp")
+        with pytest.raises(RuntimeFault, match="epoch 7 of tp is over"):
+            init_process_group("gloo", late, 0, 2, timeout=3600)  # pytest's limit is shorter
+    finally:
+        thread.join()
 
 
 JOINS_ON_START = """
