@@ -27,7 +27,7 @@ from phalanx.cluster import NodeFenced, NodeLost, NodeRecovered
 from phalanx.events import WorkerExited
 
 from .peers import called, peer_turn
-from .site import LONG, TIMEOUT, Site, kill, nothing, tree
+from .site import LONG, TIMEOUT, Site, kill, tree
 from .table import SIZES
 
 if TYPE_CHECKING:
@@ -176,14 +176,6 @@ def accounts(lab: Lab) -> None:
             over.set()
             for each in threads:
                 each.join(2 * LONG)
-        heard = threading.Event()  # callbacks run in their order: this one is the last
-
-        def is_over(_: Any) -> None:
-            heard.set()
-
-        last: Any = site.group.collective_rpc(nothing, LONG, non_block=True, retries=100)
-        last.add_done_callback(is_over)
-        heard.wait(LONG)
         books.sums["hung"] += sum(each.is_alive() for each in threads)
     books.audit()
     for line in books.wrong[:20]:
