@@ -46,6 +46,8 @@ PATIENCE = 15.0  # seconds for what is on its way out already
 # A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.
 TEMP = tempfile.mkdtemp(prefix="ph-", dir="/tmp")
 os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = TEMP
+# torch keeps what it has compiled, by default where files that are left count.
+COMPILED = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="phc-", dir="/tmp")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,13 +75,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(TEMP, ignore_errors=True)
+    for folder in (TEMP, COMPILED):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def phalanx_leak_scope() -> LeakScope:
-    from phalanx.testing import LeakScope  # pytest is to load it, and rewrite its asserts
-
     return LeakScope(folders=(Path(TEMP), Path("/dev/shm")))
 
 

@@ -8,14 +8,7 @@ from typing import Any
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, Reducer
 
-from phalanx.actors import (
-    Executor,
-    Launch,
-    Limits,
-    RestartPolicy,
-    WorkerContext,
-    executor_child,
-)
+from phalanx.actors import Executor, Launch, Limits, RestartPolicy, WorkerContext, executor_child
 from phalanx.chaos import Schedule, ScheduledFault
 from phalanx.chaos.nemesis.catalog import FaultPattern
 from phalanx.runtime import Runtime
@@ -40,9 +33,11 @@ def in_turn(*patterns: str, first: float = 0.2, gap: float = 0.4, seconds: float
     )
 
 
+LAUNCH = Launch(preload=(), transport=TRANSPORT)
+
+
 def build(world_size: int = 2, **options: Any) -> Executor[Any]:
-    launch = Launch(preload=(), transport=TRANSPORT)
-    return Executor(Echo, world_size, launch=launch, limits=Limits(start=30.0), **options)
+    return Executor(Echo, world_size, launch=LAUNCH, limits=Limits(start=30.0), **options)
 
 
 def one_for_one() -> Executor[Any]:
@@ -105,16 +100,14 @@ class Reducing:
 
 def tree() -> tuple[Supervisor, Any]:
     """Two groups under a supervisor, which builds one anew that has given up."""
-    options: dict[str, Any] = {"launch": Launch(preload=(), transport=TRANSPORT)}
-    children = tuple(executor_child(name, Echo, 1, **options) for name in ("a", "b"))
+    children = tuple(executor_child(name, Echo, 1, launch=LAUNCH) for name in ("a", "b"))
     spec = SupervisorSpec(id="root", intensity=Intensity(100, 60.0), children=children)
     return Supervisor(spec), echoing
 
 
 def brittle() -> tuple[Supervisor, Any]:
     """A tree that is at its end with the first death in it."""
-    options: dict[str, Any] = {"launch": Launch(preload=(), transport=TRANSPORT)}
-    child = executor_child("a", Echo, 1, intensity=Intensity(0, 60.0), **options)
+    child = executor_child("a", Echo, 1, intensity=Intensity(0, 60.0), launch=LAUNCH)
     spec = SupervisorSpec(id="root", intensity=Intensity(0, 60.0), children=(child,))
     return Supervisor(spec), calling_a
 
@@ -139,6 +132,10 @@ def inline() -> Executor[Any]:
 
 def leaves() -> None:
     raise SystemExit(3)
+
+
+def raises() -> None:
+    raise KeyError("of the user's own")
 
 
 def wants_more(argument: int) -> None: ...

@@ -14,13 +14,7 @@ from tests.support.workers import Echo
 
 from phalanx.actors import Executor
 from phalanx.chaos import ChaosResult, run_chaos
-from phalanx.chaos.history.events import (
-    FaultInjected,
-    FaultMissed,
-    RankDied,
-    RankExited,
-    RankRan,
-)
+from phalanx.chaos.history.events import FaultInjected, FaultMissed, RankDied, RankExited, RankRan
 from phalanx.runtime import Runtime
 from phalanx.supervision import SpecError, Strategy
 
@@ -105,18 +99,6 @@ def test_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_meanwhile(r
     assert runs.keys() == {(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (1, 2)}
     for rank in (0, 1):
         assert frozen.at < runs[rank, 2].at < frozen.at + LONGER
-
-
-@pytest.mark.soak
-def test_a_node_that_is_cut_off_for_longer_than_its_lease_is_replaced_after_it_has_ended(
-    run: Run,
-) -> None:
-    result = run("cut_out:3", seconds=LONGER, duration=8.0, strategy=Strategy.ONE_FOR_ONE)
-
-    runs = {(each.rank, each.incarnation): each for each in result.history.every(RankRan)}
-    assert runs.keys() == {(0, 1), (1, 1), (2, 1), (3, 1), (2, 2), (3, 2)}
-    for rank in (2, 3):
-        assert runs[rank, 1].at + runs[rank, 1].seconds < runs[rank, 2].at
 
 
 @pytest.mark.soak

@@ -98,8 +98,10 @@ def test_a_planted_fault_is_found(
     assert seeds_until_found(runtime, monkeypatch, name, SEEDS) is not None
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_without_a_plant_the_first_seeds_are_clean(runtime: Runtime, seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.soak) for seed in MANY[2:])]
+)
+def test_without_a_plant_each_seed_is_clean(runtime: Runtime, seed: int) -> None:
     assert run(runtime, seed).violations == ()
 
 
@@ -113,12 +115,6 @@ def test_a_late_answer_of_the_dead_is_dropped(
 
 def test_without_a_plant_giving_up_is_no_violation(runtime: Runtime) -> None:
     assert run(runtime, SEEDS[0], counted=True).violations == ()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", MANY)
-def test_each_of_many_seeds_is_clean(runtime: Runtime, seed: int) -> None:
-    assert run(runtime, seed).violations == ()
 
 
 @pytest.mark.soak

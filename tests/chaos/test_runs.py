@@ -11,13 +11,7 @@ from tests.chaos import targets
 from tests.chaos.targets import in_turn
 
 from phalanx.actors import POINTS, Executor, installed
-from phalanx.chaos import (
-    Chaos,
-    ChaosResult,
-    Target,
-    driver_process,
-    run_chaos,
-)
+from phalanx.chaos import Chaos, ChaosResult, Target, driver_process, run_chaos
 from phalanx.chaos.history.events import (
     CallBegan,
     CallEnded,
@@ -278,24 +272,42 @@ def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
         (("tests.chaos.targets:returns_nonsense", "--faults", "kill:driver"), "returned a int"),
         (("tests.chaos.targets:build", "--out", "/proc/run"), "record='/proc/run': cannot be"),
         (("tests.chaos.targets:build", "--report", "/proc/page"), "report='/proc/page': "),
+        (("tests.chaos.targets:build", "--report", "absent/page"), "report='absent/page'"),
+        (("tests.chaos.targets:build", "--report", "."), "report='.': Is a directory"),
+        (("tests.chaos.targets:build", "--call-timeout", "1e12"), "call_timeout=1000000000000.0"),
+        (("tests.chaos.targets:build", "--at", "midnight"), "points='midnight': unknown"),
+        (("tests.chaos.targets:build", "--duration", "0.2"), "shorter than one recovery"),
+        (("tests.chaos.targets:build", "--schedule", "absent.json"), "absent.json"),
+        (("tests.chaos.targets:build", "--schedule", "/proc/self/exe"), "can't decode"),
+        (("shrink", "absent"), "no record of a run"),
     ],
 )
-def test_mistakes_that_show_late_are_one_line_and_leave_nothing(
+def test_a_mistake_is_one_line_and_leaves_nothing_however_late_it_shows(
     words: tuple[str, ...],
     told: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert main(["chaos", *words, "--duration", "2"]) == 2
+    assert main(["chaos", *words]) == 2
 
-    heard = capsys.readouterr().err
-    assert heard.startswith("phalanx chaos: ")
-    assert told in heard
-    assert heard.count("\n") == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("phalanx chaos: ")
+    assert told in err
+    assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_factory_that_raises_is_told_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["chaos", "tests.chaos.targets:raises"]) == 1
+    assert 'KeyError: "of the user\'s own"' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("faults", ["kill", "kill:driver"])

@@ -17,15 +17,7 @@ from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, Limits
-from phalanx.chaos import (
-    Chaos,
-    ChaosResult,
-    Schedule,
-    Target,
-    load_run,
-    run_chaos,
-    shrink_run,
-)
+from phalanx.chaos import Chaos, ChaosResult, Schedule, Target, load_run, run_chaos, shrink_run
 from phalanx.chaos.history.events import WorkloadFailed
 from phalanx.chaos.history.journal import Journal
 from phalanx.chaos.runner import save_plan
@@ -51,6 +43,14 @@ def search(whole: Schedule, fails: Callable[[Schedule], bool]) -> tuple[Schedule
         return fails(candidate)
 
     return ddmin(whole, ask), asked
+
+
+def record(folder: Path, target: str, plan: Chaos, *, fails: bool = True) -> None:
+    save_plan(folder, target, plan)
+    journal = Journal(folder, "driver-1")
+    if fails:
+        journal.write(WorkloadFailed(at=1.0, error="wrong"))
+    journal.close()
 
 
 @settings(deadline=None, max_examples=60)
@@ -116,11 +116,7 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
         fails |= len(plan.planned) == 2 and asked.count(2) == 1
         assert plan.record is not None
         plan.record.mkdir()
-        save_plan(plan.record, "it", plan)
-        journal = Journal(plan.record, "driver-1")
-        if fails:
-            journal.write(WorkloadFailed(at=1.0, error="wrong"))
-        journal.close()
+        record(plan.record, "it", plan, fails=fails)
         return load_run(plan.record)
 
     run(Target.of(Echo), replace(plan, record=tmp_path / "run"))
@@ -133,22 +129,17 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
     assert (shrunk.whole.failed, shrunk.whole.made) == (failed, 3)
 
 
-@pytest.mark.parametrize("way", ["within a function", "an instance", "lambda"])
-def test_a_target_that_no_name_leads_to_is_refused_with_what_to_do(
-    way: str, tmp_path: Path
-) -> None:
+def local() -> Callable[[], None]:
     def within() -> None: ...
 
-    given: dict[str, Any] = {
-        "within a function": within,
-        "an instance": partial(within),
-        "lambda": lambda: None,
-    }
-    target = Target.of(given[way])
-    save_plan(tmp_path, target.name, Chaos())
-    journal = Journal(tmp_path, "driver-1")
-    journal.write(WorkloadFailed(at=1.0, error="wrong"))
-    journal.close()
+    return within
+
+
+@pytest.mark.parametrize("given", [local(), partial(local), lambda: None])
+def test_a_target_that_no_name_leads_to_is_refused_with_what_to_do(
+    given: Callable[[], Any], tmp_path: Path
+) -> None:
+    record(tmp_path, Target.of(given).name, Chaos())
 
     with pytest.raises(SpecError, match=r"top level of a module; for others call .*target=\.\.\."):
         shrink_run(tmp_path)

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pykka
@@ -34,13 +33,10 @@ from phalanx.supervision import (
     SupervisorView,
 )
 from phalanx.supervision.core.machine import SupervisorMachine
-from phalanx.supervision.core.messages import (
-    Request,
-    StopRequested,
-)
+from phalanx.supervision.core.messages import Request, StopRequested
 from phalanx.supervision.tree.actor import SupervisorActor
 
-from .nursery import DEADLINE, ENDINGS, Nursery, Process
+from .nursery import DEADLINE, Nursery, Process
 from .scenario import (
     REASONS,
     Asked,
@@ -84,21 +80,18 @@ class Worker:
     path: str
     n: int
     node: Json
-    process: Process | None = None
+    process: Process
 
     def terminate(self, reason: ExitReason) -> None:
-        if self.node.get("on_shutdown") == "hang":
+        how = self.node.get("on_shutdown", "clean")
+        if how == "hang":
             self.world.timers.hanging.add(self.path)
-        elif self.process is not None:
+        else:
             self.world.timers.told.append(self.process)
-        self.signal(SIGTERM)
+            self.process.end(how)
 
     def kill(self) -> None:
-        self.signal(SIGKILL)
-
-    def signal(self, number: int) -> None:
-        if self.process is not None:
-            self.world.nursery.signal(self.process, number)
+        self.process.end("kill")
 
 
 class ProcessWorld:
@@ -169,29 +162,27 @@ class ProcessWorld:
         def start(ctx: Any) -> Any:
             path: str = ctx.path
             self._attempts[path] += 1
-            worker = Worker(self, path, self._attempts[path], node)
+            n = self._attempts[path]
 
             def ended(reason: ExitReason) -> None:
-                self._record(["stop", path, worker.n, reason_word(reason)])
+                self._record(["stop", path, n, reason_word(reason)])
                 self.timers.hanging.discard(path)
-                if self._workers.get(path) is worker:
+                if (latest := self._workers.get(path)) and latest.n == n:
                     del self._workers[path]
                 ctx.exited(reason)
 
-            do = script(node, worker.n)
             try:
-                process = self.nursery.start(do, node.get("on_shutdown", "clean"), ended)
+                process = self.nursery.start(script(node, n), ended)
             except BaseException:
-                self._record(["start_failed", path, worker.n])
+                self._record(["start_failed", path, n])
                 raise
             if process is None:
-                self._record(["start_ignored", path, worker.n])
+                self._record(["start_ignored", path, n])
                 return IGNORE
-            worker.process = process
-            self._record(["start", path, worker.n])
-            self._workers[path] = worker
+            self._record(["start", path, n])
+            self._workers[path] = Worker(self, path, n, node, process)
             self._ever.add(path)
-            return worker
+            return self._workers[path]
 
         return start
 
@@ -252,9 +243,9 @@ class ProcessWorld:
             self._wait(lambda: actor.machine.ended is not None and actor.actor_stopped.is_set())
             return "ok"
         worker = self._workers.get(path)
-        if worker is None or worker.process is None:
+        if worker is None:
             return "not_running"
-        worker.signal(ENDINGS[op["reason"]])
+        worker.process.end(op["reason"])
         assert worker.process.ended.wait(DEADLINE), "the process does not end"
         return "ok"
 

@@ -31,8 +31,6 @@ from phalanx.runtime import Zmq
 Behind = Callable[..., tuple[Executor[Any], Relay]]
 LONG = 30.0
 MIB = 1 << 20
-
-
 USUAL = {"launch": {"transport": "zmq"}, "intensity": OFTEN}
 
 
@@ -55,19 +53,6 @@ def behind(make: Make, relay_of: Callable[..., Relay]) -> Behind:
         return make(world_size=world_size, launch=Launch(transport=there)), relay
 
     return build
-
-
-def test_a_network_that_is_silent_one_way_ends_like_a_death(behind: Behind) -> None:
-    ex, relay = behind()
-    call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
-    wait_running(ex, 0, 1)
-
-    relay.mute("down")
-
-    with pytest.raises(WorkerDied, match="its link was lost") as caught:
-        call.result(LONG)
-    assert str(caught.value.reports[0].reason).startswith("unresponsive")
-    assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
 
 
 def test_a_cut_that_heals_before_the_limit_costs_time_alone(behind: Behind, tmp_path: Path) -> None:
@@ -121,7 +106,7 @@ def test_what_comes_when_a_cut_heals_too_late_is_nobodys_answer(behind: Behind, 
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_a_cut_in_the_middle_of_a_large_message_leaves_nothing_of_it(
+def test_silence_one_way_in_the_middle_of_a_large_message_is_a_death_and_leaves_nothing_of_it(
     behind: Behind, way: str
 ) -> None:
     ex, relay = behind(1)
@@ -129,8 +114,9 @@ def test_a_cut_in_the_middle_of_a_large_message_leaves_nothing_of_it(
     assert (ex.call("echo", LONG, args=(large,), rank=0) == large).all()
 
     relay.mute(way, after=large.nbytes // 2)
-    with pytest.raises(WorkerDied, match="its link was lost"):
+    with pytest.raises(WorkerDied, match="its link was lost") as caught:
         ex.call("echo", LONG, args=(large,), rank=0)
+    assert str(caught.value.reports[0].reason).startswith("unresponsive")
 
     assert (ex.call("echo", LONG, args=(large,), retries=3, rank=0) == large).all()
 

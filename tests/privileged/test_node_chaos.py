@@ -26,7 +26,6 @@ from phalanx.runtime import Runtime
 FAULTS = ("cut", "cut_in", "cut_out", "delay", "freeze", "node")
 TIMEOUT = 2.0  # seconds of silence that make a node lost
 CUT = 9.0
-CUT_IN = pytest.param("cut_in", marks=pytest.mark.soak)
 TOO_LONG = 7.0  # seconds of a lease; its beats are as frequent as a driver expects that thinks 3
 
 pytestmark = pytest.mark.timeout(240)
@@ -73,7 +72,7 @@ def test_cuts_and_delays_break_no_invariant(
     assert result.ok, result.render()
 
 
-@pytest.mark.parametrize("name", [CUT_IN, "cut_out"])
+@pytest.mark.parametrize("name", [pytest.param("cut_in", marks=pytest.mark.soak), "cut_out"])
 def test_a_machine_that_is_cut_off_has_ended_its_rank_before_another_starts(
     machines: tuple[Machine, ...], runtime: Runtime, name: str
 ) -> None:

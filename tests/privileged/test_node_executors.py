@@ -18,8 +18,9 @@ from tests.support.node_engine import ONE_ZYGOTE, LocalNodes
 from tests.support.processes import LONG, wait_until
 from tests.support.relayed_links import ip, namespace
 from tests.support.survivors import Keeper
+from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Launch, WorkerActor, WorkerContext
+from phalanx.actors import Executor, Launch, WorkerContext
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.errors import AddressNotReached, StartFailed
 from phalanx.runtime import Runtime
@@ -159,16 +160,6 @@ def test_a_cut_that_is_shorter_than_the_timeout_costs_time_alone(site: Site) -> 
     assert site.group.status().restarts == 0
 
 
-class Heavy(WorkerActor):
-    """Is constructed with much."""
-
-    def __init__(self, load: bytes) -> None:
-        self._size = len(load)
-
-    def size(self) -> int:
-        return self._size
-
-
 def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
     runtime: Runtime,
 ) -> None:
@@ -184,8 +175,9 @@ def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
             engine_options={"slots": 1, "prefix": lambda _slot: prefix},
         )
         given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
-        with Executor(Heavy, 1, args=(load,), runtime=runtime, **given) as group:
-            assert group.collective_rpc("size", LONG) == [len(load)]
+        with Executor(Echo, 1, args=(load,), runtime=runtime, **given) as group:
+            size = group.collective_rpc(lambda worker: len(worker.greeting), LONG)
+            assert size == [len(load)]
             assert [node.node for node in group.status().nodes] == [0]  # the first one
             assert group.status().restarts == 0
 
@@ -203,7 +195,7 @@ def test_an_address_that_other_machines_do_not_reach_is_told_with_its_option(
         )
         given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
         with pytest.raises(StartFailed, match="Connection refused") as failed:
-            Executor(Heavy, 2, args=(b"",), runtime=runtime, **given)
+            Executor(Echo, 2, runtime=runtime, **given)
 
     error = failed.value.__cause__
     assert isinstance(error, AddressNotReached)

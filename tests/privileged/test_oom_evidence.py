@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,27 +14,16 @@ from tests.support.workers import Echo
 from phalanx.runtime.linux import cgroup
 from phalanx.runtime.linux.cgroup import OomCounter, oom_count
 
-LONG = 60.0
 LIMIT = 192 << 20  # bytes
 
 
 class Glutton(Echo):
-    """Eats memory, in a control group with little of it."""
-
-    def enter(self, group: str) -> None:
-        (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+    """Eats memory."""
 
     def eat(self) -> NoReturn:
         eaten = []
         while True:
             eaten.append(bytearray(8 << 20))
-
-
-@pytest.fixture
-def tight() -> Iterator[Path]:
-    """A memory control group of its own, with a limit."""
-    with limited_group(LIMIT) as group:
-        yield group
 
 
 def count_in(path: Path, kills: int) -> None:
@@ -82,14 +69,14 @@ def test_a_group_that_is_named_as_the_host_names_it_is_the_one_at_the_mount(
     assert oom_count() is None
 
 
-def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> None:
+def test_without_a_count_that_can_still_be_read_there_is_no_evidence(
+    counted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evidence = OomCounter().watch()
     counted.unlink()
 
     assert evidence() == ""
 
-
-def test_without_a_count_there_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "group_folders", lambda _: iter(()))
 
     assert oom_count() is None
@@ -115,8 +102,9 @@ with Runtime(console=None, stream=False) as runtime:
 """
 
 
-def test_a_real_kill_for_want_of_memory_is_told_from_a_plain_one(tight: Path) -> None:
-    done = run_python("-c", DRIVER, str(tight), cwd=Path(__file__).parents[2])
+def test_a_real_kill_for_want_of_memory_is_told_from_a_plain_one() -> None:
+    with limited_group(LIMIT) as tight:
+        done = run_python("-c", DRIVER, str(tight), cwd=Path(__file__).parents[2])
 
     assert done.returncode == 0, done.stderr
     (starved, evidence), (killed, nothing) = map(json.loads, done.stdout.splitlines())

@@ -183,17 +183,13 @@ class Caller:
     def _work(self, entry: Entry, load: Any = None) -> tuple[Any, ...]:
         return entry.token, self._chance.choice((0.0, 0.0, 0.001, 0.003)), load
 
-    def _collective(self) -> None:
+    def _collective(self, load: Any = None) -> None:
         entry, terms = self._open("collective")
-        self._settle(
-            entry, lambda: self._ex.collective_rpc("work", WAIT, self._work(entry), **terms)
-        )
-
-    def _large(self) -> None:
-        entry, terms = self._open("collective")
-        load = os.urandom(64) * 3000  # more than a packet, both ways
         work = self._work(entry, load)
         self._settle(entry, lambda: self._ex.collective_rpc("work", WAIT, work, **terms), load)
+
+    def _large(self) -> None:
+        self._collective(os.urandom(64) * 3000)  # more than a packet, both ways
 
     def _pipelined(self) -> None:
         made = [self._future(*self._open("collective")) for _ in range(self._chance.randint(2, 10))]

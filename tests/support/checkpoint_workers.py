@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.workers import Echo, go_wrong, wait_for
+from tests.support.workers import Echo, go_wrong
 
 from phalanx.actors import WorkerContext, method
 
@@ -89,13 +89,6 @@ class Counter(Echo):
         self.count += 1
         raise error
 
-    def add_gated(self, gate: str) -> int:
-        """Count, say so in a file beside *gate*, and wait for that."""
-        self.count += 1
-        Path(f"{gate}.{self.ctx.rank}").touch()
-        wait_for(gate)
-        return self.count
-
     def get(self) -> int:
         return self.count
 
@@ -119,8 +112,7 @@ class KeptCounter(Counter):
     def on_start(self, ctx: WorkerContext) -> None:
         ctx.init_process_group("gloo", timeout=60)
 
-    def on_reform(self, ctx: WorkerContext) -> None:
-        ctx.init_process_group("gloo", timeout=60)
+    on_reform = on_start
 
 
 class Bounded(Counter):

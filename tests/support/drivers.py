@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import LONG, soon
+from tests.support.processes import LONG, Lines, soon
 
 from phalanx.runtime.linux import process_tree as tree
 from phalanx.runtime.linux import procfs
@@ -37,25 +36,17 @@ class Driver:
             start_new_session=True,
         )
         assert self.process.stdout is not None
-        self._out = self.process.stdout.fileno()
-        self._buffer = b""
+        self._lines = Lines(self.process.stdout.fileno())
         self.said: list[dict[str, Any]] = []
 
     def hear(self) -> dict[str, Any]:
         """Return the next thing that it says."""
         deadline = soon()
         while True:
-            line, newline, rest = self._buffer.partition(b"\n")
-            if newline:
-                self._buffer = rest
-                with contextlib.suppress(ValueError):  # else a worker's own words
-                    self.said.append(json.loads(line))
-                    return self.said[-1]
-                continue
-            ready, _, _ = select.select([self._out], [], [], deadline - time.monotonic())
-            data = os.read(self._out, 65536) if ready else b""
-            assert data, f"it says no more; said {self.said}; {self._errors()}"
-            self._buffer += data
+            line = self._lines.next(deadline, lambda: f"{self.said}; {self._errors()}")
+            with contextlib.suppress(ValueError):  # else a worker's own words
+                self.said.append(json.loads(line))
+                return self.said[-1]
 
     def expect(self, key: str) -> Any:
         """Return the value of the next line that has *key*."""

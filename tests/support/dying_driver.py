@@ -18,17 +18,15 @@ from typing import Any
 
 from tests.support.options import with_defaults
 from tests.support.transport import TRANSPORT
-from tests.support.workers import wait_for
+from tests.support.workers import Echo, wait_for
 
 from phalanx import (
     Executor,
     Intensity,
     Launch,
     Limits,
-    Runtime,
     StopPolicy,
     Strategy,
-    WorkerActor,
     WorkerContext,
 )
 
@@ -45,16 +43,14 @@ class Point:
         self.x = x
 
 
-class Main(WorkerActor):
+class Main(Echo):
     def __init__(self, start_gate: str = "") -> None:
+        super().__init__()
         self.start_gate = start_gate
 
     def on_start(self, ctx: WorkerContext) -> None:
         while self.start_gate and not Path(self.start_gate).exists():
             time.sleep(0.01)
-
-    def rank(self) -> int:
-        return self.ctx.rank
 
     def double(self, point: Point) -> Point:
         return Point(point.x * 2)
@@ -73,10 +69,6 @@ class Main(WorkerActor):
         import ctypes
 
         ctypes.PyDLL(None).sleep(600)
-
-    def grandchild(self, *, daemon: bool) -> int:
-        code = "import time; time.sleep(600)"
-        return subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=daemon).pid
 
 
 def build(world_size: int = 2, **options: Any) -> Executor[Main]:
@@ -266,15 +258,6 @@ def chaos(how: str) -> None:
         ex.call("rank", 20, retries=10, rank=1)
 
 
-def stopped(gate: str) -> None:
-    """Answer a call that spans a pause of this program."""
-    with build() as ex:
-        future = ex.collective_rpc("hold", 600, (gate,), non_block=True)
-        say(calling=True)
-        say(answer=future.result(60), ranks=ex.collective_rpc("rank", 20))
-        say(restarts=ex.status().restarts)
-
-
 def handles_sigterm() -> None:
     """Work on after a SIGTERM that the program handles itself."""
     told = threading.Event()
@@ -312,14 +295,6 @@ def bare(result: str) -> None:
     answer = ex.collective_rpc("rank", 30)
     ex.close()
     Path(result).write_text(json.dumps(answer))
-
-
-def warm() -> None:
-    with Runtime(console=None, stream=False) as runtime:
-        with build(runtime=runtime) as ex:
-            ex.collective_rpc("rank")
-        with build(runtime=runtime) as ex:
-            say(ranks=ex.collective_rpc("rank"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,8 @@ def drive(payload: bytes, fds: Mapping[str, int]) -> None:
         wait_for_ever()
 
 
-def _child() -> int:
-    return subprocess.Popen(["sleep", "1000"]).pid
-
-
-def _session() -> int:
-    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+def _sleep(**options: Any) -> int:
+    return subprocess.Popen(["/bin/sleep", "1000"], **options).pid
 
 
 def _heavy() -> int:
@@ -116,10 +113,6 @@ def _heavy() -> int:
     assert child.stdout is not None
     assert child.stdout.readline()
     return child.pid
-
-
-def _bare() -> int:
-    return subprocess.Popen(["/bin/sleep", "1000"], env={}).pid
 
 
 def _fork() -> int:
@@ -190,11 +183,11 @@ def _forker() -> int:
     return pid
 
 
-DESCENDANTS = {
-    "child": _child,
-    "session": _session,
+DESCENDANTS: dict[str, Callable[[], int]] = {
+    "child": _sleep,
+    "session": partial(_sleep, start_new_session=True),
     "heavy": _heavy,
-    "bare": _bare,
+    "bare": partial(_sleep, env={}),
     "fork": _fork,
     "daemon": _daemon,
     "orphan": _orphan,

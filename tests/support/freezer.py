@@ -12,6 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Self
 
+from tests.support.processes import wait_until
+
 _ROOT = Path("/sys/fs/cgroup/freezer")
 
 
@@ -39,10 +41,8 @@ class Freezer:
 
     def _set(self, state: str) -> None:
         (self._folder / "freezer.state").write_text(state)
-        deadline = time.monotonic() + 10.0
-        while (self._folder / "freezer.state").read_text().strip() != state:
-            assert time.monotonic() < deadline, state
-            time.sleep(0.001)  # the kernel sends no word of it
+        file = self._folder / "freezer.state"
+        wait_until(lambda: file.read_text().strip() == state, state)
 
     def __enter__(self) -> Self:
         self._folder.mkdir()

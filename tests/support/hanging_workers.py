@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.survivors import Keeper
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import WorkerContext, method
@@ -115,22 +116,10 @@ class StopsInStart(Echo):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class StuckTogether(Stuck):
+class StuckTogether(Stuck, Keeper):
     """Hangs while the others wait for it in a collective operation."""
 
-    def on_start(self, ctx: WorkerContext) -> None:
-        ctx.init_process_group("gloo", timeout=60)
-
-    def on_reform(self, ctx: WorkerContext) -> None:
-        self.on_start(ctx)
-
-    def together(self) -> float:
-        import torch
-        from torch import distributed
-
-        total = torch.ones(1)
-        distributed.all_reduce(total)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
-        return float(total)
+    together = Keeper.total
 
     def hang_together(self, how: str, rank: int) -> float:
         self.hang(how, rank=rank)

@@ -70,16 +70,13 @@ def main(kills: int, size: int, seed: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     with lock:
-        print(
-            json.dumps(
-                {
-                    "stuck": sum(count == 0 for count in after),
-                    "told": shared[2],
-                    "torn": shared[3],
-                    "turns": list(shared[8 : 8 + size]),
-                }
-            )
-        )
+        found = {
+            "stuck": sum(count == 0 for count in after),
+            "told": shared[2],
+            "torn": shared[3],
+            "turns": list(shared[8 : 8 + size]),
+        }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

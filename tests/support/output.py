@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
+
+from tests.support.processes import Lines, soon
 
 from phalanx.runtime.observe.events import WorkerLabels
 from phalanx.runtime.output.collector_client import WorkerOutput
@@ -71,22 +71,16 @@ class Console:
 
     def __init__(self) -> None:
         self._reader, self.fd = os.pipe()
-        self._rest = b""
+        self._lines = Lines(self._reader)
         self.lines: list[str] = []
 
     def until(self, wanted: Callable[[str], bool]) -> str:
         """Return the first line from here on that is *wanted*; earlier ones stay in `lines`."""
-        deadline = time.monotonic() + LONG
+        deadline = soon()
         while True:
-            while b"\n" in self._rest:
-                line, _, self._rest = self._rest.partition(b"\n")
-                self.lines.append(line.decode())
-                if wanted(self.lines[-1]):
-                    return self.lines[-1]
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self._reader], [], [], max(0.0, left))
-            assert ready, f"not seen within {LONG} s; last were {self.lines[-5:]}"
-            self._rest += os.read(self._reader, 1 << 16)
+            self.lines.append(self._lines.next(deadline, lambda: self.lines[-5:]).decode())
+            if wanted(self.lines[-1]):
+                return self.lines[-1]
 
     def record(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The same for a console of JSON."""

@@ -22,24 +22,34 @@ def soon() -> float:
     return time.monotonic() + LONG
 
 
+class Lines:
+    """The lines that come out of a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+
+    def next(self, deadline: float, said: Callable[[], object] = str) -> bytes:
+        """Return the next line; where none comes, *said* tells what has been."""
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._fd, 1 << 16) if ready else b""
+            assert data, f"it {'ended' if ready else 'says nothing'}; said: {said()}"
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+
 class Line:
     """A pipe from one process to the test."""
 
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
-        self._rest = b""
+        self._lines = Lines(self.read)
 
     def hear(self) -> dict[str, Any]:
         """Return the next thing said."""
-        deadline = soon()
-        while b"\n" not in self._rest:
-            ready, _, _ = select.select([self.read], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, "nothing was said"
-            data = os.read(self.read, 1 << 16)
-            assert data, "it ended without a word"
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        said: dict[str, Any] = json.loads(line)
+        said: dict[str, Any] = json.loads(self._lines.next(soon()))
         return said
 
     def close(self) -> None:

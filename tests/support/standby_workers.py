@@ -23,9 +23,6 @@ class Warm(Echo):
         match self.how:
             case "hang":
                 wait_for(self.gate, 600)
-            case "note":
-                with Path(self.gate).open("a") as file:
-                    file.write("warm\n")
             case "":
                 pass
             case _:

@@ -230,12 +230,3 @@ class Late(Replicated):
     def train_step(self, step: int) -> Any:
         self.net = {"late": nn.parallel.DistributedDataParallel(self.model)}
         return step
-
-
-class Shuffling(Replicated):
-    """Draws samples from a loader."""
-
-    def join(self, ctx: WorkerContext) -> None:
-        super().join(ctx)
-        data: Any = list(range(SAMPLES))
-        self.loader = DataLoader(data, shuffle=True)

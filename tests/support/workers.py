@@ -88,7 +88,6 @@ class Echo(WorkerActor):
         self.greeting = greeting
         self.extra = extra
         self.count = 0
-        self.log_file: str | None = None
 
     def note(self, path: str, text: str) -> None:
         """Append one line, in one write: an effect that outlives the worker."""
@@ -165,11 +164,6 @@ class Echo(WorkerActor):
     def gated_note(self, gate: str, path: str, text: str) -> str:
         self.note(path, text)
         wait_for(gate)
-        return text
-
-    def slow_note(self, path: str, text: str) -> str:
-        self.note(path, text)
-        time.sleep(0.002)  # long enough for a kill to strike in the middle
         return text
 
     def late(self, value: Any, gate: str | None = None) -> Late:

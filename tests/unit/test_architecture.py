@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LAYERS = [
-    "supervision",
-    "runtime",
-    "cluster",
-    "actors",
-    "testing",
-    "chaos",
-    "integrations",
-]  # lower ones first
+# Lower ones first.
+LAYERS = ["supervision", "runtime", "cluster", "actors", "testing", "chaos", "integrations"]
 PARTS = {"spec", "signals", "calls", "observe", "checkpoint", "health", "worker_side"}  # of actors
 # Room -> the rooms of its layer that it may import; "" is what lies beside the rooms.
 ROOMS: dict[str, dict[str, set[str]]] = {
-    "supervision": {
-        "core": {""},
-        "ranks": {"", "core"},
-        "tree": {"", "core"},
-    },
+    "supervision": {"core": {""}, "ranks": {"", "core"}, "tree": {"", "core"}},
     "runtime": {
         "linux": set(),
         "threads": {"", "linux"},
@@ -98,7 +87,6 @@ EFFECTS = {
 
 def imports(path: Path, *, typing: bool = True) -> Iterator[str]:
     """Yield the full dotted names *path* imports; without *typing*, only those of run time."""
-    package = ("phalanx", *path.relative_to(ROOT).parts[:-1])
     tree = ast.parse(path.read_text())
     hints = {
         id(inner)
@@ -106,9 +94,13 @@ def imports(path: Path, *, typing: bool = True) -> Iterator[str]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
-        if id(node) in hints and not typing:
-            continue
+    return names(path, (node for node in ast.walk(tree) if typing or id(node) not in hints))
+
+
+def names(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield what those of *nodes* import that are statements of *path* which import."""
+    package = ("phalanx", *path.relative_to(ROOT).parts[:-1])
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -228,25 +220,13 @@ def test_the_actors_of_supervision_use_threads_and_clocks_only() -> None:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_files_of_a_layer_import_each_other_in_one_direction(layer: str) -> None:
-    names = {dotted(path): path for path in modules(layer) if path.name != "__init__.py"}
-    above = {
-        name: {other for other in loaded_with(path) if other in names and other != name}
-        for name, path in names.items()
-    }
+    files = {dotted(path): path for path in modules(layer) if path.name != "__init__.py"}
+    tops = {name: ast.parse(path.read_text()).body for name, path in files.items()}
+    # What a file cannot be loaded without: imports at its top.
+    above = {name: (files.keys() & names(files[name], tops[name])) - {name} for name in files}
 
     while free := {name for name, needed in above.items() if not needed & above.keys()}:
         for name in free:
             del above[name]
 
     assert above == {}
-
-
-def loaded_with(path: Path) -> Iterator[str]:
-    """Yield what *path* cannot be loaded without: imports at the top of the file."""
-    package = ("phalanx", *path.relative_to(ROOT).parts[:-1])
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            name = ".".join(filter(None, (base, node.module)))
-            yield name
-            yield from (f"{name}.{alias.name}" for alias in node.names)

@@ -1,4 +1,4 @@
-"""What the documents say is there, and the README's program prints what the README says."""
+"""What the documents say is there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.support.programs import run_python
 
 import phalanx
 from phalanx import actors, errors, events, runtime, supervision
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 EVENTS = ROOT / "docs/reference/events.md"
 DOCUMENTS = sorted(
@@ -23,20 +21,6 @@ DOCUMENTS = sorted(
         *ROOT.glob("benchmarks/*.md"),
     ]
 )
-
-
-def test_the_readmes_program_prints_what_the_readme_says(tmp_path: Path) -> None:
-    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    promise = re.search(r"It prints `(.*?)` and `(.*?)`", README)
-    assert block is not None
-    assert promise is not None
-    program = tmp_path / "program.py"
-    program.write_text(block.group(1))
-
-    done = run_python(str(program))
-
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == list(promise.groups())
 
 
 def anchors(document: Path) -> set[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 import venv
 from importlib.metadata import distribution
@@ -14,6 +12,7 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
+from tests.support.programs import run_program
 
 from phalanx.runtime import encode
 
@@ -22,26 +21,7 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 VERSIONS = (ROOT / "docs/reference/versions.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
-FOLDERS = (
-    *("actors", "supervision", "runtime", "cluster", "chaos", "cli", "testing"),
-    "integrations",
-)
-
-BARE_NAMES = """
-from importlib.util import find_spec
-
-from phalanx import Executor, WorkerActor
-
-class Looker(WorkerActor):
-    def look(self, names):
-        return [name for name in names if find_spec(name)]
-
-if __name__ == "__main__":
-    names = ["actors", "runtime", "cluster", "chaos", "cli", "testing", "integrations"]
-    found = [name for name in names if find_spec(name)]
-    with Executor(Looker, launch={'preload': ()}) as group:
-        print(found, group.collective_rpc("look", args=(names,), unique_reply_rank=0, timeout=60))
-"""
+FOLDERS = ("actors", "supervision", "runtime", "cluster", "chaos", "cli", "testing", "integrations")
 
 WITHOUT_TORCH = """
 import json, os, signal, subprocess, sys
@@ -50,6 +30,9 @@ from pathlib import Path
 
 from phalanx import Executor, WorkerActor, errors, method
 from phalanx.runtime import Frame, decode
+
+# A popular package is called supervision: it may well be installed, and is not looked for.
+FOLDERS = ["actors", "runtime", "cluster", "chaos", "cli", "testing", "integrations"]
 
 class Adder(WorkerActor):
     @method(idempotent=True)
@@ -60,6 +43,9 @@ class Adder(WorkerActor):
 
     def join(self):
         self.ctx.init_process_group("gloo")
+
+    def bare(self):
+        return [name for name in FOLDERS if find_spec(name)]
 
 def error_of(call):
     try:
@@ -79,6 +65,8 @@ if __name__ == "__main__":
             "first": group.collective_rpc("add", args=(1,), timeout=60),
             "killed": group.collective_rpc("add", args=(2, True), timeout=60),
             "restarts": group.status().restarts,
+            "bare": [name for name in FOLDERS if find_spec(name)],
+            "bare in worker": group.call("bare", rank=0, timeout=60),
             "joined": error_of(lambda: group.collective_rpc("join", timeout=60)),
             "top": phalanx("top", "--json", pid),
             "health": phalanx("health", pid),
@@ -117,18 +105,12 @@ def test_without_torch_all_works_that_needs_no_tensor_and_the_rest_names_the_ext
     program.write_text(WITHOUT_TORCH)
     (tmp_path / "tensor").write_bytes(encode(torch.ones(3), "a tensor").body)
 
-    done = subprocess.run(
-        [str(bare_python(tmp_path / "bare")), str(program)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program([str(bare_python(tmp_path / "bare")), str(program)], cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert not seen["torch"]
+    assert seen["bare"] == seen["bare in worker"] == []  # names of our folders
     assert (seen["first"], seen["killed"], seen["restarts"]) == ([1, 2], [2, 3], 1)
     text = "torch is not installed: pip install 'phalanx[torch]'"
     for what in ("joined", "tensor", "reply", "training"):
@@ -179,20 +161,3 @@ def test_links_name_the_same_folders_as_the_mapping() -> None:
         link = ROOT.joinpath("src", *package.split(".")) if package else ROOT / "src"
 
         assert link.resolve() == (ROOT / folder).resolve()
-
-
-def test_the_folders_bare_names_are_not_importable_in_driver_or_worker(tmp_path: Path) -> None:
-    # A popular package is called supervision: it may well be installed, and is not looked for.
-    program = tmp_path / "program.py"
-    program.write_text(BARE_NAMES)
-
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-
-    assert done.stdout.strip() == "[] []"

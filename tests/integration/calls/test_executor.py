@@ -17,10 +17,9 @@ from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, Limits
-from phalanx.supervision import (
-    CallTimeout,
-    WouldDeadlock,
-)
+from phalanx.supervision import CallTimeout, WouldDeadlock
+
+WAIT = 30.0
 
 
 def test_a_collective_call_has_the_answers_in_rank_order_or_those_asked_for(make: Make) -> None:
@@ -68,7 +67,9 @@ def test_futures_complete_in_order_without_a_waiter(make: Make) -> None:
     assert concurrent.futures.wait(futures, timeout=5).not_done == set()
 
 
-def test_a_future_is_awaited_from_asyncio(make: Make) -> None:
+def test_a_future_is_awaited_from_asyncio_and_cancelling_its_task_voids_the_answer(
+    make: Make, gate: Path
+) -> None:
     ex = make()
 
     async def main() -> Any:
@@ -76,20 +77,6 @@ def test_a_future_is_awaited_from_asyncio(make: Make) -> None:
         many = await asyncio.gather(*(ex.aio.collective_rpc("echo", args=(i,)) for i in range(20)))
         outcomes = await ex.aio.gather("rank")
         one = await ex.aio.submit("echo", args=("pool",))
-        return first, many, [o.value for o in outcomes], one
-
-    first, many, outcomes, one = asyncio.run(main())
-
-    assert first == [1, 1]
-    assert many == [[i, i] for i in range(20)]
-    assert outcomes == [0, 1]
-    assert one == "pool"
-
-
-def test_cancelling_an_awaiting_task_voids_the_answer(make: Make, gate: Path) -> None:
-    ex = make()
-
-    async def main() -> None:
         task = asyncio.ensure_future(ex.aio.collective_rpc("gated", args=(str(gate),)))
         await asyncio.sleep(0)
         while not ex.status().in_flight:
@@ -97,10 +84,15 @@ def test_cancelling_an_awaiting_task_voids_the_answer(make: Make, gate: Path) ->
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        return first, many, [o.value for o in outcomes], one
 
-    asyncio.run(main())
+    first, many, outcomes, one = asyncio.run(main())
     gate.touch()
 
+    assert first == [1, 1]
+    assert many == [[i, i] for i in range(20)]
+    assert outcomes == [0, 1]
+    assert one == "pool"
     assert ex.collective_rpc("rank", timeout=30) == [0, 1]
     assert ex.status().dropped_replies == 2
 
@@ -143,27 +135,22 @@ def test_a_timeout_names_the_method_and_the_ranks_and_its_late_answer_is_dropped
     assert ex.status().dropped_replies >= 1
 
 
-def test_a_future_expires_without_a_waiter(make: Make, gate: Path) -> None:
+def test_a_future_expires_without_a_waiter_and_not_by_the_timeout_of_one(
+    make: Make, gate: Path
+) -> None:
     ex = make(world_size=1)
     expired = threading.Event()
 
     future = ex.collective_rpc("gated", 0.2, (str(gate),), non_block=True)
     future.add_done_callback(lambda _: expired.set())
+    waited_for = ex.collective_rpc("gated", args=(str(gate), "answer"), non_block=True)
 
     assert expired.wait(30)
     assert isinstance(future.exception(), CallTimeout)
-    gate.touch()
-
-
-def test_waiting_for_a_future_with_a_timeout_leaves_the_call_alone(make: Make, gate: Path) -> None:
-    ex = make(world_size=1)
-    future = ex.collective_rpc("gated", args=(str(gate), "answer"), non_block=True)
-
     with pytest.raises(TimeoutError):
-        future.result(0.1)
+        waited_for.result(0.1)
     gate.touch()
-
-    assert future.result(30) == ["answer"]
+    assert waited_for.result(30) == ["answer"]
 
 
 def test_a_slow_rank_makes_callers_wait_up_to_their_deadline_and_sends_nothing(
@@ -206,29 +193,23 @@ def test_a_full_queue_blocks_the_maker_of_futures_until_there_is_room(
     assert [f.result(30) for f in made] == [[i] for i in range(30)]
 
 
-def test_a_blocking_call_from_a_done_callback_raises(make: Make) -> None:
+def test_a_callback_may_not_wait_and_one_that_is_slow_blocks_no_other_call(make: Make) -> None:
     ex = make(world_size=1)
     seen: list[BaseException] = []
-    done = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def callback(_: object) -> None:
         try:
             ex.collective_rpc("rank")
         except WouldDeadlock as error:
             seen.append(error)
-        done.set()
+        begun.set()
+        release.wait(30)
 
     ex.collective_rpc("rank", non_block=True).add_done_callback(callback)
 
-    assert done.wait(30)
+    assert begun.wait(30)
     assert len(seen) == 1
-
-
-def test_a_slow_callback_blocks_no_other_call(make: Make) -> None:
-    ex = make(world_size=1)
-    release = threading.Event()
-    ex.collective_rpc("rank", non_block=True).add_done_callback(lambda _: release.wait(30))
-
     assert ex.collective_rpc("rank", timeout=20) == [0]
     assert ex.collective_rpc("rank", 20, non_block=True).result(20) == [0]
     release.set()
@@ -248,9 +229,6 @@ def test_a_cancelled_future_that_was_not_sent_never_runs(make: Make, tmp_path: P
     assert not notes.exists()
     with pytest.raises(concurrent.futures.CancelledError):
         second.result()
-
-
-WAIT = 30.0
 
 
 @pytest.mark.parametrize("method", ["collective_rpc", "submit"])

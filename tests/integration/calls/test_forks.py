@@ -119,31 +119,17 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.both_transports
-@pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 3), ("native", 0)])
-def test_a_forked_copy_that_leaves_a_method_ends_and_answers_nothing(
-    make: Make, how: str, code: int
-) -> None:
+def test_a_forked_copy_that_leaves_the_users_code_ends_and_answers_nothing(make: Make) -> None:
     ex = make(Forker, 1)
     worker = pid_of(ex)
 
-    assert ex.call("fork", WAIT, (how,), rank=0) == code
-    assert pid_of(ex) == worker
-
-
-@pytest.mark.parametrize("how", ["return", "raise"])
-def test_a_forked_copy_that_leaves_a_generator_yields_nothing(make: Make, how: str) -> None:
-    ex = make(Forker, 1)
-    worker = pid_of(ex)
-
-    assert list(ex.stream("items", args=(how,), rank=0)) == [1, int(how == "raise"), 2]
-    assert pid_of(ex) == worker
-
-
-def test_a_copy_forked_by_another_thread_answers_nothing(make: Make) -> None:
-    ex = make(Forker, 1)
-    worker = pid_of(ex)
-
-    assert ex.call("later", WAIT, rank=0) == 0  # by the one that computes outputs
+    for how, code in (("return", 0), ("raise", 1), ("exit", 3), ("native", 0)):
+        assert ex.call("fork", WAIT, (how,), rank=0) == code
+        assert pid_of(ex) == worker
+    for how, code in (("return", 0), ("raise", 1)):  # in a generator
+        assert list(ex.stream("items", args=(how,), rank=0)) == [1, code, 2]
+        assert pid_of(ex) == worker
+    assert ex.call("later", WAIT, rank=0) == 0  # by the thread that computes outputs
     assert ex.call("in_a_thread", WAIT, rank=0) == [0]
     assert pid_of(ex) == worker
 
@@ -167,14 +153,11 @@ def test_a_forked_copy_that_leaves_a_hook_ends_there(make: Make, hook: str, tmp_
     assert not (tmp_path / "failed").exists()
 
 
-def test_a_fork_in_a_method_is_ended_by_sigterm_however_early_that_comes(make: Make) -> None:
+def test_what_a_method_forks_and_ends_itself_works(make: Make) -> None:
     ex = make(Forker, 1)
+    worker = pid_of(ex)
 
+    # By SIGTERM, however early that comes.
     assert ex.call("end_at_once", WAIT, (50,), rank=0) == [-signal.SIGTERM] * 50
-
-
-def test_what_multiprocessing_forks_in_a_worker_works(make: Make) -> None:
-    ex = make(Forker, 1)
-
     assert ex.call("pool", WAIT, rank=0) == [1, 2, 3]
-    assert pid_of(ex) == pid_of(ex)
+    assert pid_of(ex) == worker

@@ -41,9 +41,6 @@ class Keeper(WorkerActor):
     def totals_kept(self) -> list[int]:
         return [self.total(array) for array in self.kept]
 
-    def drop(self) -> None:
-        self.kept.clear()
-
     def add(self, array: Any, what: int) -> int:
         array += what
         return self.total(array)
@@ -51,19 +48,8 @@ class Keeper(WorkerActor):
     def made(self, size: int, value: int) -> Any:
         return np.full(size, value + self.ctx.rank, dtype=np.uint8)
 
-    def size(self, *things: Any, **named: Any) -> list[tuple[str, int, int]]:
-        everything = [*things, *named.values()]
-        return [(type(each).__name__, len(each), hash(bytes(each))) for each in everything]
-
     def echo(self, value: Any) -> Any:
         return value
-
-    def stop_yourself(self, array: Any) -> int:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return self.total(array)
-
-    def limit_files(self, size: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def full(value: int, size: int = MIB) -> Any:
@@ -146,7 +132,59 @@ def test_answers_that_nobody_has_read_yet_leave_the_driver_its_descriptors(make:
     assert all((array == value % 200).all() for value, array in enumerate(kept))
 
 
-def test_large_replies_of_every_rank_arrive_at_once_and_can_be_kept(make: Make) -> None:
+def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
+    executor = make(Keeper, 2)
+    data = os.urandom(MIB)
+    nested = {"list": [data, bytearray(data)], "tuple": (1, data, "text" * MIB), "empty": b""}
+    many = [bytearray(20_000) for _ in range(3000)]
+    whole = np.zeros(MIB, dtype=np.uint8)
+    views = [whole[: MIB // 2], whole[: MIB // 2]]
+
+    def kinds(_: object, *things: Any, **named: Any) -> list[tuple[str, int]]:
+        return [(type(each).__name__, len(each)) for each in (*things, *named.values())]
+
+    def shared(_: object, twice: list[Any], views: list[Any]) -> tuple[bool, bool]:
+        return twice[0] is twice[1], bool(np.shares_memory(*views))
+
+    sent = (data, bytearray(data))
+    assert executor.call(kinds, WAIT, args=sent, kwargs={"more": data[1:]}, rank=0) == [
+        ("bytes", MIB),
+        ("bytearray", MIB),
+        ("bytes", MIB - 1),
+    ]
+    assert executor.collective_rpc("echo", WAIT, args=(nested,)) == [nested] * 2
+    assert executor.call("echo", WAIT, args=(many,), rank=0) == many
+    # An object that stands twice arrives as one, views with memory of their own.
+    assert executor.call(shared, WAIT, ([whole, whole], views), rank=0) == (True, False)
+
+
+def test_what_a_rank_that_died_had_read_is_used_again_and_idle_memory_goes_to_the_kernel(
+    make: Make,
+) -> None:
+    executor = make(Keeper, 2, strategy=Strategy.ONE_FOR_ONE)
+
+    executor.call("keep", WAIT, args=(full(1, 8 * MIB),), rank=1)
+    with pytest.raises(WorkerDied):
+        executor.call(
+            lambda _, _array: os.kill(os.getpid(), signal.SIGKILL),
+            WAIT,
+            args=(full(2, 8 * MIB),),
+            rank=1,
+        )
+    for value in range(5):
+        totals = executor.collective_rpc("total", WAIT, args=(full(value, 8 * MIB),))
+        assert totals == [value * 8 * MIB] * 2
+
+    assert shared_bytes() <= 3 * (8 * MIB + 4096)
+    executor.collective_rpc("echo", WAIT, args=(full(1, 32 * MIB),))
+    assert shared_bytes() >= 64 * MIB
+    wait_until(lambda: shared_bytes() < 4 * MIB)
+    assert executor.collective_rpc("total", WAIT, args=(full(4),)) == [4 * MIB] * 2
+
+
+def test_large_replies_of_every_rank_can_be_kept_and_outlive_worker_and_executor(
+    make: Make,
+) -> None:
     executor = make(Keeper, 4)
     kept: list[tuple[int, Any]] = []
 
@@ -155,82 +193,31 @@ def test_large_replies_of_every_rank_arrive_at_once_and_can_be_kept(make: Make) 
         kept += [(value + rank, reply) for rank, reply in enumerate(replies)]
         replies[0] += 1
         kept[-4] = (value + 1, replies[0])
-
-    assert all((reply == value).all() for value, reply in kept)
-
-
-def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
-    executor = make(Keeper, 2)
-    data = os.urandom(MIB)
-    nested = {"list": [data, bytearray(data)], "tuple": (1, data, "text" * MIB), "empty": b""}
-
-    sizes = executor.call(
-        "size", WAIT, args=(data, bytearray(data)), kwargs={"more": data[1:]}, rank=0
-    )
-
-    assert [kind for kind, _, _ in sizes] == ["bytes", "bytearray", "bytes"]
-    assert [length for _, length, _ in sizes] == [MIB, MIB, MIB - 1]
-    assert executor.collective_rpc("echo", WAIT, args=(nested,)) == [nested] * 2
-
-
-def test_what_a_rank_that_died_had_read_can_be_used_again(make: Make) -> None:
-    executor = make(Keeper, 2, strategy=Strategy.ONE_FOR_ONE)
-
-    executor.call("keep", WAIT, args=(full(1, 8 * MIB),), rank=1)
-    with pytest.raises(WorkerDied):
-        executor.call("stop_yourself", WAIT, args=(full(2, 8 * MIB),), rank=1)
-    for value in range(5):
-        totals = executor.collective_rpc("total", WAIT, args=(full(value, 8 * MIB),))
-        assert totals == [value * 8 * MIB] * 2
-
-    assert shared_bytes() <= 3 * (8 * MIB + 4096)
-
-
-def test_a_reply_outlives_its_worker_and_its_executor(make: Make) -> None:
-    executor = make(Keeper, 2)
-
-    replies = executor.collective_rpc("made", WAIT, args=(MIB, 3))
     unread = executor.collective_rpc("made", WAIT, args=(MIB, 5), non_block=True)
     executor.drain(WAIT)
     executor.close()
 
-    assert [int(reply[-1]) for reply in replies] == [3, 4]
-    assert [int(reply[-1]) for reply in unread.result(WAIT)] == [5, 6]
+    assert all((reply == value).all() for value, reply in kept)
+    assert [int(reply[-1]) for reply in unread.result(WAIT)] == [5, 6, 7, 8]
 
 
-def test_idle_memory_goes_back_to_the_kernel(make: Make) -> None:
-    executor = make(Keeper, 2)
-    executor.collective_rpc("echo", WAIT, args=(full(1, 32 * MIB),))
-    assert shared_bytes() >= 64 * MIB
-
-    wait_until(lambda: shared_bytes() < 4 * MIB)
-
-    assert executor.collective_rpc("total", WAIT, args=(full(4),)) == [4 * MIB] * 2
-
-
-def test_a_message_larger_than_memory_is_refused_before_it_is_written(make: Make) -> None:
+def test_a_message_or_reply_larger_than_memory_is_that_calls_error_and_no_more(make: Make) -> None:
     executor = make(Keeper, 1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    small = (MIB, limit[1])
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, small)
     try:
-        with pytest.raises(MessageTooLarge) as caught:
+        with pytest.raises(MessageTooLarge) as caught:  # before it is written
             executor.call("total", WAIT, args=(np.zeros(1 << 31, dtype=np.uint8),), rank=0)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    assert caught.value.size >= 1 << 31
-    assert caught.value.limit == MIB
-    assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
-
-
-def test_a_reply_that_is_too_large_is_that_calls_error_and_no_more(make: Make) -> None:
-    executor = make(Keeper, 1)
-    executor.call("limit_files", WAIT, args=(MIB,), rank=0)
-
-    with pytest.raises(MessageTooLarge) as caught:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    executor.call(lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, small), WAIT, rank=0)
+    with pytest.raises(MessageTooLarge) as too_large:
         executor.call("made", WAIT, args=(1 << 30, 0), rank=0)
 
-    assert caught.value.limit == MIB
+    assert caught.value.size >= 1 << 31
+    assert caught.value.limit == too_large.value.limit == MIB
     assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
 
 
@@ -243,23 +230,6 @@ def test_tensors_share_the_memory_they_arrived_in(torch_runtime: Any) -> None:
             assert torch.equal(reply["b"][0], sent["b"][0])
             reply["a"].add_(1)
             assert int(reply["a"][-1]) == MIB
-
-
-def shared(_worker: object, twice: list[Any], views: list[Any]) -> tuple[bool, bool]:
-    return twice[0] is twice[1], bool(np.shares_memory(*views))
-
-
-def test_one_object_that_stands_twice_arrives_as_one_and_views_with_memory_of_their_own(
-    make: Make,
-) -> None:
-    whole = np.zeros(MIB, dtype=np.uint8)
-    group = make(Keeper, 1)
-
-    found = group.call(
-        shared, WAIT, ([whole, whole], [whole[: MIB // 2], whole[: MIB // 2]]), rank=0
-    )
-
-    assert found == (True, False)
 
 
 KILLS = 25

@@ -60,9 +60,7 @@ def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, gate: Path) 
     assert woken < 50
 
 
-def test_a_long_row_is_run_once_and_in_order_with_calls_of_one_rank_in_their_place(
-    make: Make,
-) -> None:
+def test_a_long_row_is_run_once_and_in_order_whatever_its_calls_are(make: Make) -> None:
     ex = make(Counter, 2)
 
     futures: list[Any] = []
@@ -77,13 +75,8 @@ def test_a_long_row_is_run_once_and_in_order_with_calls_of_one_rank_in_their_pla
     assert ex.call("seen_so_far", WAIT, rank=0) == list(range(500))
     assert ex.call("seen_so_far", WAIT, rank=1) == [n for n in range(500) if n % 7]
 
-
-def test_large_and_small_messages_share_a_row(make: Make) -> None:
-    ex = make(Echo, 2)
-
-    sent = [bytes([n % 251]) * (n * 997 % 90_000) for n in range(100)]
+    sent = [bytes([n % 251]) * (n * 997 % 90_000) for n in range(100)]  # large and small
     futures = [ex.collective_rpc("echo", args=(each,), non_block=True) for each in sent]
-
     assert [future.result(WAIT) for future in futures] == [[each] * 2 for each in sent]
 
 
@@ -105,22 +98,14 @@ def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
     assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(50))] * 2
 
 
-def test_futures_come_as_they_are_completed(make: Make) -> None:
+def test_a_failed_call_ends_a_wait_for_the_first_exception_and_a_cancelled_one_does_not(
+    make: Make, gate: Path, tmp_path: Path
+) -> None:
     ex = make(Counter, 1)
-
-    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(40)]
-    came = list(concurrent.futures.as_completed(futures, WAIT))
-
-    assert sorted(future.result(0)[0] for future in came) == list(range(40))
-    assert "done" in repr(came[0])
-
-
-def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, gate: Path) -> None:
-    ex = make(Counter, 1)
+    when = concurrent.futures.FIRST_EXCEPTION
 
     bad = ex.collective_rpc(lambda _: 1 // 0, non_block=True)
     held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
-    when = concurrent.futures.FIRST_EXCEPTION
     done, left = concurrent.futures.wait([bad, held], WAIT, return_when=when)
     gate.touch()
 
@@ -128,11 +113,8 @@ def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, gate: Pat
     assert isinstance(bad.exception(WAIT), ZeroDivisionError)
     held.result(WAIT)
 
-
-def test_a_cancelled_call_is_no_first_exception(make: Make, gate: Path) -> None:
-    ex = make(Counter, 1)
-    when = concurrent.futures.FIRST_EXCEPTION
-    held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
+    other = tmp_path / "other"
+    held = ex.collective_rpc("wait_at", args=(str(other),), non_block=True)
     off = ex.collective_rpc("see", args=(1,), non_block=True)
     waited: list[Any] = []
     waiter = start_thread(
@@ -140,7 +122,7 @@ def test_a_cancelled_call_is_no_first_exception(make: Make, gate: Path) -> None:
     )
     wait_until(lambda: held.is_whole and off.is_whole)
     assert off.abandon()
-    gate.touch()
+    other.touch()
     waiter.join(WAIT)
 
     assert waited == [({held, off}, set())]
@@ -149,14 +131,20 @@ def test_a_cancelled_call_is_no_first_exception(make: Make, gate: Path) -> None:
     assert off.cancelled()
 
 
-def test_a_done_callback_in_a_row_is_run_while_the_row_goes_on(make: Make, gate: Path) -> None:
+def test_futures_come_as_they_are_completed_and_are_told_of_in_a_row(
+    make: Make, gate: Path
+) -> None:
     ex = make(Counter, 1)
     told = threading.Event()
 
-    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(5)]
-    futures[-1].add_done_callback(lambda _: told.set())
+    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(40)]
+    came = list(concurrent.futures.as_completed(futures, WAIT))
+    last = ex.collective_rpc("see", args=(40,), non_block=True)
+    last.add_done_callback(lambda _: told.set())
     held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
 
+    assert sorted(future.result(0)[0] for future in came) == list(range(40))
+    assert "done" in repr(came[0])
     assert told.wait(WAIT)
     assert not held.done()
     gate.touch()

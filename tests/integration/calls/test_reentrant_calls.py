@@ -543,13 +543,18 @@ def test_answers_of_futures_that_a_thread_waits_for_are_read_while_it_is_in_a_si
     assert outcome == [0]
 
 
-def test_a_finalizer_under_one_groups_lock_does_not_take_anothers(make: Make) -> None:
+def test_a_finalizer_under_a_lock_of_the_library_gets_an_error(make: Make) -> None:
     one, two = make(world_size=1), make(world_size=1)
 
     with one._group.plane.lock.asked(), pytest.raises(WouldDeadlock):
-        two.tell("rank")
-
+        two.tell("rank")  # another group's
     assert two.collective_rpc("rank", WAIT) == [0]
+
+    with two._group.changed:  # the actor takes it under the plane's lock
+        with pytest.raises(WouldDeadlock):
+            two.tell("rank")
+        two.close()  # only asks
+    assert two.wait_closed(WAIT)
 
 
 def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
@@ -604,17 +609,6 @@ def test_an_exception_thrown_in_at_the_end_of_a_wait_lets_others_read_and_its_th
 
     assert executor.call("rank", WAIT, rank=0) == 0
     assert not executor._group.plane._reader.is_mine()
-
-
-def test_a_finalizer_under_the_lock_of_listeners_gets_an_error(make: Make) -> None:
-    executor = make(world_size=1)
-
-    with executor._group.changed:  # the actor takes it under the plane's lock
-        with pytest.raises(WouldDeadlock):
-            executor.tell("rank")
-        executor.close()  # only asks
-
-    assert executor.wait_closed(WAIT)
 
 
 # `multiprocessing` ends the children of a pool by SIGTERM, and waits for them.

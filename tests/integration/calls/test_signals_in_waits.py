@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import soon, start_thread
+from tests.support.processes import soon, start_thread, wait_until
 
 from phalanx.actors import Executor, StopPolicy, WorkerActor, WorkerContext
 from phalanx.supervision import (
@@ -117,6 +117,7 @@ def test_during_a_call(make: Make, gate: str, others_read: bool) -> None:
     thread = None
     if others_read:
         thread = start_thread(ex.call, "hold", WAIT, (gate,), rank=1)
+        wait_until(lambda: ex.status().in_flight > 0)
     assert ex.call("hold", WAIT, (gate,), rank=0) == "held"
     if thread is not None:
         thread.join()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import math
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from tests.support.options import Make
 from tests.support.processes import wait_until
-from tests.support.rank_faults import kill
 from tests.support.workers import wait_for
 
 from phalanx.actors import Executor, Limits, ReplyStream, WorkerActor
@@ -26,7 +24,6 @@ from phalanx.supervision import (
     NotPicklable,
     SpecError,
     StreamNotTaken,
-    WorkerDied,
 )
 
 pytestmark = pytest.mark.both_transports
@@ -34,28 +31,24 @@ WAIT = 30.0
 
 
 class Source(WorkerActor):
-    """Yields, and notes in files how far it got."""
+    """Yields, and knows how far it got."""
 
     def __init__(self) -> None:
         self.made = 0
-        self.closed = 0
+        self.open = 0
 
     def count(self, number: int) -> Iterator[int]:
+        self.open += 1
         try:
             for each in range(number):
                 self.made += 1
                 yield each
         finally:
-            self.closed += 1
+            self.open -= 1
 
     def progress(self) -> tuple[int, int]:
-        return self.made, self.closed
-
-    def noted(self, path: str) -> Iterator[int]:
-        for each in range(1000):
-            with open(path, "a") as file:
-                file.write("x")
-            yield each
+        """Return how many items were made, and how many generators are not closed."""
+        return self.made, self.open
 
     def blow_up(self, after: int) -> Iterator[int]:
         yield from range(after)
@@ -94,57 +87,65 @@ class Source(WorkerActor):
 
 
 def assert_closed(executor: Executor[Any]) -> None:
-    """A rank that had made an item has closed its generator; one that never began has none."""
+    """No rank has a generator that is not closed, and one at least has made an item."""
     progress = executor.collective_rpc("progress", WAIT)
     assert any(made for made, _ in progress)
-    assert all(closed == (made > 0) for made, closed in progress)
+    assert not any(left for _, left in progress)
 
 
-def test_one_ranks_items_come_in_order_and_then_end(make: Make) -> None:
-    executor = make(Source)
-
-    assert list(executor.stream("count", WAIT, args=(1000,), rank=1)) == list(range(1000))
-    assert executor.collective_rpc("progress", WAIT) == [(0, 0), (1000, 1)]
-
-
-def test_every_ranks_items_come_with_their_rank(make: Make) -> None:
+def test_items_come_in_order_with_their_rank_if_all_make_them_and_may_be_kept(make: Make) -> None:
     executor = make(Source, 3)
 
+    assert list(executor.stream("count", WAIT, args=(1000,), rank=1)) == list(range(1000))
+    assert executor.collective_rpc("progress", WAIT) == [(0, 0), (1000, 0), (0, 0)]
     pairs = list(executor.stream("count", WAIT, args=(100,), window=4))
+    arrays = list(executor.stream("arrays", WAIT, args=(30, 1 << 20), window=3))
 
+    assert (len(pairs), len(arrays)) == (300, 90)
     for rank in range(3):
         assert [item for of, item in pairs if of == rank] == list(range(100))
-    assert len(pairs) == 300
+        large = [item for of, item in arrays if of == rank]
+        assert len(large) == 30
+        assert all((item == rank + number).all() for number, item in enumerate(large))
+
+    with pytest.raises(KeyError):
+        for _ in executor.stream("blow_up_on", WAIT, args=(1,)):
+            pass
+    assert executor.collective_rpc("number", WAIT) == [7, 7, 7]  # it has ended on all
 
 
-def test_no_more_is_made_than_the_window_allows(make: Make, tmp_path: Path) -> None:
+def test_no_more_is_made_than_the_window_allows_and_a_close_is_an_error(make: Make) -> None:
     executor = make(Source, 1)
-    note = tmp_path / "made"
-    stream = executor.stream("noted", WAIT, args=(str(note),), rank=0, window=4)
+    stream = executor.stream("count", WAIT, args=(1000,), rank=0, window=4)
 
     taken = [next(stream) for _ in range(10)]
     stream.close()
-    executor.collective_rpc("number", WAIT)
+    made, _ = executor.call("progress", WAIT, rank=0)
 
     assert taken == list(range(10))
-    assert len(note.read_text()) <= 14
+    assert made <= 14
+
+    stream = executor.stream("count", WAIT, args=(10**9,), rank=0, window=2)
+    assert next(stream) == 0
+    executor.close()
+    with pytest.raises(ExecutorClosed):
+        list(stream)
 
 
 def test_a_stream_closed_or_dropped_early_closes_its_generator(make: Make) -> None:
-    closed, dropped = make(Source, 2), make(Source, 2)
+    executor = make(Source, 2)
 
-    with closed.stream("count", WAIT, args=(10**9,)) as stream:
+    with executor.stream("count", WAIT, args=(10**9,)) as stream:
         next(stream)
-    for _ in dropped.stream("count", WAIT, args=(10**9,)):
+    assert_closed(executor)
+    for _ in executor.stream("count", WAIT, args=(10**9,)):
         break
     gc.collect()
-
-    assert_closed(closed)
-    assert_closed(dropped)
+    assert_closed(executor)
     assert list(stream) == []
 
 
-def test_items_before_an_exception_are_not_lost(make: Make) -> None:
+def test_items_before_an_error_are_not_lost_and_the_rank_goes_on(make: Make) -> None:
     executor = make(Source, 1)
     stream = executor.stream("blow_up", WAIT, args=(5,), rank=0)
 
@@ -154,17 +155,17 @@ def test_items_before_an_exception_are_not_lost(make: Make) -> None:
     assert any("rank 0" in note for note in caught.value.__notes__)
     with pytest.raises(StopIteration):
         next(stream)
+
+    stream = executor.stream("unpicklable", WAIT, rank=0)
+    assert next(stream) == 1
+    with pytest.raises(NotPicklable, match="item 2"):
+        next(stream)
+
+    assert list(executor.stream("listed", WAIT, rank=0)) == [1, 2, 3]
+    assert list(executor.stream("count", WAIT, args=(0,), rank=0)) == []
+    with pytest.raises(TypeError, match="not iterable"):
+        list(executor.stream("number", WAIT, rank=0))
     assert executor.call("number", WAIT, rank=0) == 7
-
-
-def test_one_ranks_exception_ends_the_stream_on_all(make: Make) -> None:
-    executor = make(Source, 3)
-
-    with pytest.raises(KeyError):
-        for _ in executor.stream("blow_up_on", WAIT, args=(1,)):
-            pass
-
-    assert executor.collective_rpc("number", WAIT) == [7, 7, 7]
 
 
 def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, gate: Path) -> None:
@@ -187,48 +188,8 @@ def test_calls_behind_a_stream_keep_their_order(make: Make) -> None:
     after = executor.collective_rpc("progress", WAIT, non_block=True)
 
     assert len(list(first)) == len(list(second)) == 200
-    assert between.result(WAIT) == [(100, 1)] * 2
-    assert after.result(WAIT) == [(200, 2)] * 2
-
-
-def test_large_items_arrive_whole_and_may_be_kept(make: Make) -> None:
-    executor = make(Source, 2)
-
-    kept = list(executor.stream("arrays", WAIT, args=(30, 1 << 20), window=3))
-
-    for rank in (0, 1):
-        mine = [item for of, item in kept if of == rank]
-        assert len(mine) == 30
-        assert all((item == rank + number).all() for number, item in enumerate(mine))
-
-
-def test_an_item_that_cannot_travel_is_the_streams_error(make: Make) -> None:
-    executor = make(Source, 1)
-    stream = executor.stream("unpicklable", WAIT, rank=0)
-
-    assert next(stream) == 1
-    with pytest.raises(NotPicklable, match="item 2"):
-        next(stream)
-
-
-def test_whatever_can_be_iterated_can_be_streamed_and_nothing_else(make: Make) -> None:
-    executor = make(Source, 1)
-
-    assert list(executor.stream("listed", WAIT, rank=0)) == [1, 2, 3]
-    assert list(executor.stream("count", WAIT, args=(0,), rank=0)) == []
-    with pytest.raises(TypeError, match="not iterable"):
-        list(executor.stream("number", WAIT, rank=0))
-
-
-def test_closing_the_executor_ends_a_stream_with_an_error(make: Make) -> None:
-    executor = make(Source, 1)
-    stream = executor.stream("count", WAIT, args=(10**9,), rank=0, window=2)
-    assert next(stream) == 0
-
-    executor.close()
-
-    with pytest.raises(ExecutorClosed):
-        list(stream)
+    assert between.result(WAIT) == [(100, 0)] * 2
+    assert after.result(WAIT) == [(200, 0)] * 2
 
 
 def test_a_stream_is_awaited_item_by_item(make: Make) -> None:
@@ -318,31 +279,34 @@ def test_a_cancelled_taker_frees_the_rank_though_a_cycle_holds_the_stream(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", ["dropped", "closed", "cancelled"])
-def test_an_async_generator_left_in_the_middle_frees_the_rank(make: Make, how: str) -> None:
+def test_an_async_generator_left_in_the_middle_frees_the_rank(make: Make) -> None:
     ex = make(Source, 1)
 
     async def respond() -> AsyncGenerator[int, None]:
         async for item in ex.aio.stream("count", args=(10**9,), rank=0, window=2):
             yield item
 
-    async def client() -> None:
+    async def client(taking: asyncio.Event) -> None:
         async for _ in respond():
+            taking.set()
             await asyncio.sleep(0)
 
-    async def main() -> int:
-        response = respond()
-        await anext(response)
-        if how == "closed":
-            await response.aclose()
-        elif how == "cancelled":
-            task = asyncio.ensure_future(client())
-            await asyncio.sleep(0.01)
+    async def main(how: str) -> int:
+        if how == "cancelled":
+            taking = asyncio.Event()
+            task = asyncio.ensure_future(client(taking))
+            await taking.wait()
             task.cancel()
-        del response
+        else:
+            response = respond()
+            await anext(response)
+            if how == "closed":
+                await response.aclose()
+            del response
         return await ex.aio.call("number", WAIT, rank=0)  # type: ignore[no-any-return]
 
-    assert asyncio.run(main()) == 7
+    for how in ("dropped", "closed", "cancelled"):
+        assert asyncio.run(main(how)) == 7
 
 
 def test_a_stream_that_nobody_takes_is_closed_and_its_late_taker_told(make: Make) -> None:
@@ -369,32 +333,15 @@ def test_a_stream_that_is_being_taken_has_no_limit(make: Make, gate: Path) -> No
     opener.join()
 
 
-@pytest.mark.parametrize("limit", [0, -1, "soon", math.nan])
-def test_a_limit_for_the_taker_that_makes_no_sense_is_refused(make: Make, limit: Any) -> None:
-    with pytest.raises(SpecError, match="take_within"):
-        make(Source, 1, launch="inline").stream("count", args=(1,), rank=0, take_within=limit)
-
-
-def test_a_stream_waits_for_a_restart_like_any_call(make: Make) -> None:
-    executor = make(Source, 2)
-    kill(executor)
-
-    pairs: list[tuple[int, int]] = []
-    deadline = time.monotonic() + WAIT
-    while not pairs and time.monotonic() < deadline:
-        try:
-            pairs = list(executor.stream("count", WAIT, args=(10,)))
-        except WorkerDied:
-            continue  # it had begun before the death was known
-
-    assert sorted(pairs) == sorted((rank, item) for rank in (0, 1) for item in range(10))
-
-
-def test_a_stream_works_inline(make: Make) -> None:
+def test_a_stream_works_inline_and_a_limit_for_its_taker_makes_sense(make: Make) -> None:
     executor = make(Source, 1, launch="inline")
 
     assert list(executor.stream("count", args=(3,), rank=0)) == [0, 1, 2]
     assert list(executor.stream("count", args=(2,))) == [(0, 0), (0, 1)]
     with executor.stream("count", args=(9,), rank=0) as stream:
         next(stream)
-    assert executor.call("progress", rank=0)[1] == 3
+    assert executor.call("progress", rank=0)[1] == 0
+    limit: Any
+    for limit in (0, -1, "soon", math.nan):
+        with pytest.raises(SpecError, match="take_within"):
+            executor.stream("count", args=(1,), rank=0, take_within=limit)

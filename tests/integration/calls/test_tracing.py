@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +28,6 @@ from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.runtime import CrashReport, GroupUp, Runtime, WorkerCrashed, WorkerLabels
 from phalanx.supervision import ExitKind, ExitReason, Intensity, StartFailed, Strategy
 
-GATE = f"{tempfile.gettempdir()}/gate-{os.getpid()}"
 LONG = 30.0
 KEYS = ("call", "method", "outcome")
 
@@ -56,10 +53,7 @@ class Traced(Echo):
         self.path = path
 
     def on_start(self, ctx: WorkerContext) -> None:
-        if trace.get_current_span().get_span_context().is_valid:
-            self.started_in = trace.get_current_span().get_span_context().trace_id
-        else:
-            self.started_in = 0
+        self.started_in = trace.get_current_span().get_span_context().trace_id
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(LineExporter(self.path)))
         trace.set_tracer_provider(provider)
@@ -135,13 +129,18 @@ def parent(span: ReadableSpan) -> int:
     return span.parent.span_id
 
 
-def test_a_call_is_a_span_and_each_rank_a_child_of_it(make: Make, spans: Spans, path: Path) -> None:
-    ex = make(Traced, 2, args=(str(path),), name="traced")
-
+def test_a_call_is_a_span_and_each_rank_a_child_of_it_and_starts_are_spans_too(
+    make: Make, spans: Spans, path: Path
+) -> None:
+    with trace.get_tracer("mine").start_as_current_span("set-up") as above:
+        ex = make(Traced, 2, args=(str(path),), name="traced")
     with trace.get_tracer("mine").start_as_current_span("request") as request:
         assert ex.collective_rpc("echo", LONG, (1,)) == [1, 1]
+    echoed = served(path)
+    inner = ex.call("inner", LONG, rank=0)
+    starts = ex.collective_rpc("trace_of_start", LONG)
 
-    (call,) = calls(spans)
+    call = calls(spans)[0]
     assert parent(call) == request.get_span_context().span_id
     assert (call.name, call.status.status_code) == ("Traced/echo", StatusCode.UNSET)
     assert about(call) == {
@@ -155,62 +154,51 @@ def test_a_call_is_a_span_and_each_rank_a_child_of_it(make: Make, spans: Spans, 
         "phalanx.epoch": 1,
         "phalanx.outcome": "ok",
     }
-    ranks = served(path)
-    assert sorted(each["attributes"]["phalanx.rank"] for each in ranks) == [0, 1]
-    for each in ranks:
+    assert sorted(each["attributes"]["phalanx.rank"] for each in echoed) == [0, 1]
+    for each in echoed:
         assert placed_above(each) == place(call)
         assert (each["name"], each["kind"]) == ("Traced/echo", "SpanKind.SERVER")
         known = each["attributes"]
         assert (known["phalanx.group"], known["phalanx.epoch"]) == ("traced", 1)
         assert (known["phalanx.incarnation"], known["phalanx.outcome"]) == (1, "ok")
-
-
-def test_a_workers_own_spans_lie_within_and_so_does_its_start(
-    make: Make, spans: Spans, path: Path
-) -> None:
-    with trace.get_tracer("mine").start_as_current_span("set-up") as above:
-        ex = make(Traced, 1, args=(str(path),))
-    (inner,) = ex.collective_rpc("inner", LONG)
-    (start,) = ex.collective_rpc("trace_of_start", LONG)
-
-    assert f"0x{inner:032x}" == place(calls(spans)[0])[0]
-    assert [each["name"] for each in served(path)][:2] == ["inner", "Traced/inner"]
-    assert start == above.get_span_context().trace_id
+    assert f"0x{inner:032x}" == place(calls(spans)[1])[0]
+    assert [each["name"] for each in served(path)][2:4] == ["inner", "Traced/inner"]
+    assert starts == [above.get_span_context().trace_id] * 2
     started = awaited(spans, "Traced start")
     assert parent(started) == above.get_span_context().span_id
-    assert [each.name for each in started.events] == ["phalanx.rank_started", "phalanx.rank_ready"]
+    assert sorted(each.name for each in started.events) == [
+        *("phalanx.rank_ready", "phalanx.rank_ready"),
+        *("phalanx.rank_started", "phalanx.rank_started"),
+    ]
     assert started.status.status_code is StatusCode.UNSET
 
 
-@pytest.mark.parametrize(
-    ("make_call", "outcome", "problem"),
-    [
-        (lambda ex: ex.collective_rpc("fail", LONG), "error", "rank"),
-        (lambda ex: ex.collective_rpc("gated", 0.05, (GATE,)), "timeout", "CallTimeout"),
-        (lambda ex: ex.collective_rpc("kill_self", LONG, (0,)), "died", "WorkerDied"),
-        (lambda ex: ex.collective_rpc("echo", LONG, (Lock(),)), "error", "NotPicklable"),
-    ],
-)
-def test_a_call_that_fails_says_how(
-    make: Make,
-    spans: Spans,
-    path: Path,
-    make_call: Callable[[Any], Any],
-    outcome: str,
-    problem: str,
-) -> None:
+def test_a_call_that_fails_says_how(make: Make, spans: Spans, path: Path, gate: Path) -> None:
     ex = make(Traced, 1, args=(str(path),))
+    fails: list[tuple[Callable[[], Any], str, str]] = [
+        (lambda: ex.collective_rpc("fail", LONG), "error", "rank"),
+        (lambda: ex.collective_rpc("echo", LONG, (Lock(),)), "error", "NotPicklable"),
+        (lambda: ex.collective_rpc("gated", 0.05, (str(gate),)), "timeout", "CallTimeout"),
+        (lambda: ex.collective_rpc("kill_self", LONG, (0,)), "died", "WorkerDied"),
+    ]
 
-    with pytest.raises(Exception):  # noqa: B017  # which one, others test
-        make_call(ex)
+    for number, (call, outcome, problem) in enumerate(fails, 1):
+        with pytest.raises(Exception):  # noqa: B017  # which one, others test
+            call()
 
-    Path(GATE).touch()
-    (call,) = calls(spans)
-    assert about(call)["phalanx.outcome"] == outcome
-    assert call.status.status_code is StatusCode.ERROR
-    assert problem in str(call.status.description)
-    ex.close()
-    Path(GATE).unlink()
+        if outcome == "timeout":
+            gate.touch()
+        assert len(calls(spans)) == number
+        span = calls(spans)[-1]
+        assert about(span)["phalanx.outcome"] == outcome
+        assert span.status.status_code is StatusCode.ERROR
+        assert problem in str(span.status.description)
+
+    assert about(calls(spans)[0])["phalanx.failed_rank"] == 0
+    in_rank = served(path)[0]
+    assert in_rank["status"]["status_code"] == "ERROR"
+    assert in_rank["attributes"]["error.type"] == "ValueError"
+    assert [event["name"] for event in in_rank["events"]] == ["exception"]
 
 
 def test_a_gather_tells_which_ranks_have_no_value(make: Make, spans: Spans, path: Path) -> None:
@@ -342,19 +330,6 @@ def test_without_a_provider_nothing_travels(make: Make, path: Path) -> None:
 
     assert [each["name"] for each in served(path)] == ["inner"]
     assert context.get_current() == {}
-
-
-def test_an_exception_in_a_worker_is_recorded_there(make: Make, spans: Spans, path: Path) -> None:
-    ex = make(Traced, 1, args=(str(path),))
-
-    with pytest.raises(ValueError):
-        ex.collective_rpc("fail", LONG)
-
-    (rank,) = served(path)
-    assert rank["status"]["status_code"] == "ERROR"
-    assert rank["attributes"]["error.type"] == "ValueError"
-    assert [event["name"] for event in rank["events"]] == ["exception"]
-    assert about(calls(spans)[0])["phalanx.failed_rank"] == 0
 
 
 def test_nothing_of_phalanx_imports_opentelemetry() -> None:

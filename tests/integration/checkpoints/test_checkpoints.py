@@ -111,15 +111,6 @@ def test_what_a_rank_stored_with_a_call_that_was_never_answered_is_void(
     }
 
 
-def test_fewer_than_every_calls_answered_ones_are_lost(make: Make) -> None:
-    ex = make(checkpoint=CheckpointPolicy(every_calls=3))
-    add(ex, 8)
-
-    die(ex, 0)
-
-    assert ex.collective_rpc("get", LONG) == [6, 6]
-
-
 def test_independent_ranks_have_states_of_their_own(make: Make) -> None:
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
     for rank in range(3):
@@ -143,17 +134,6 @@ def test_a_pool_of_replicas_counts_every_job_once(make: Make) -> None:
         future.result(LONG)
 
     assert sum(ex.collective_rpc("get", LONG, retries=1)) == 60
-
-
-def test_calls_to_one_rank_of_a_group_have_a_cut_of_all_behind_them(make: Make) -> None:
-    ex = make()
-    taken = Heard(ex, CheckpointTaken)
-    ex.call("add", LONG, rank=1)
-    taken.wait()
-
-    die(ex, 0)
-
-    assert [count for count, _, _ in states(ex)] == [0, 1]
 
 
 def test_under_rest_for_one_all_ranks_store_their_state_with_the_same_call(make: Make) -> None:

@@ -13,9 +13,7 @@ import pytest
 from tests.support.processes import wait_until
 
 from phalanx.chaos import load_run, render_page
-from phalanx.cli import main
 
-ROOT = Path(__file__).parents[3]
 KILL_SOON = '[{"at": 0.1, "fault": "kill", "target": 0}]'
 KILL_LATE = '[{"at": 500, "fault": "kill"}]'
 KILL_BOTH = '[{"at": 0.1, "fault": "kill"}, {"at": 500, "fault": "kill", "target": "driver"}]'
@@ -38,9 +36,6 @@ def lying():
     def traffic(executor, chance):
         assert executor.call("one", rank=0) == 1, "one is not one \\udcff é"
     return Executor(Liar, 1, launch=dict(preload=())), traffic
-
-def broken():
-    raise KeyError("of the user's own")
 """
 
 
@@ -182,48 +177,3 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stop_and_prints_the_table(folder: P
     assert run.returncode == 130, err
     assert "fault         done  missed" in out
     assert "(interrupted twice: leaks were not searched for)" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["mine:build", "--call-timeout", "1e12"], "call_timeout=1000000000000.0"),
-        (["mine:build", "--at", "midnight"], "points='midnight': unknown"),
-        (["mine:build", "--duration", "0.2"], "shorter than one recovery"),
-        (["mine:build", "--schedule", "absent.json"], "absent.json"),
-        (["mine:build", "--schedule", "/proc/self/exe"], "can't decode"),
-        (["shrink", "absent"], "no record of a run"),
-        (
-            ["mine:build", "--report", "no/such/folder/page.html"],
-            "report='no/such/folder/page.html'",
-        ),
-        (["mine:build", "--report", "."], "report='.': Is a directory"),
-    ],
-)
-def test_a_mistake_is_one_line_and_starts_nothing(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    words: list[str],
-    told: str,
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-
-    code = main(["chaos", *words])
-
-    out, err = capfd.readouterr()
-    assert code == 2
-    assert out == ""
-    assert told in err
-    assert len(err.splitlines()) == 1
-    assert not (folder / "chaos-runs").exists()
-
-
-def test_a_factory_that_raises_is_told_with_its_traceback(folder: Path) -> None:
-    run = chaos(folder, "mine:broken")
-    _, err = run.communicate(timeout=100)
-
-    assert run.returncode == 1
-    assert 'KeyError: "of the user\'s own"' in err

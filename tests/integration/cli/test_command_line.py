@@ -8,24 +8,17 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from tests.support.programs import run_python
 
 from phalanx.cli import doctor, main
 
-ROOT = Path(__file__).parents[3]
-
-
-def phalanx(*words: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "phalanx.cli", *words, cwd=ROOT, stdin=subprocess.DEVNULL)
-
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    told = phalanx("--version").stdout
+    told = f"phalanx {version('phalanx')}\n"
 
-    assert told == f"phalanx {version('phalanx')}\n"
+    assert run_python("-m", "phalanx.cli", "--version").stdout == told
     with pytest.raises(SystemExit, match="0"):
         main(["version"])
     assert capsys.readouterr() == (told, "phalanx version is now: phalanx --version\n")
@@ -70,21 +63,14 @@ def test_a_reader_may_leave_before_the_end() -> None:
     os.close(reads)
     with os.fdopen(writes, "w") as left:
         command = [sys.executable, "-m", "phalanx.cli", "metrics", "--print", "dashboard"]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            stdout=left,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        pipe = subprocess.PIPE
+        done = subprocess.run(command, stdout=left, stderr=pipe, text=True, timeout=60, check=False)
 
     assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_doctor_finds_what_phalanx_needs() -> None:
-    done = phalanx("doctor", "--json")
+    done = run_python("-m", "phalanx.cli", "doctor", "--json")
 
     report = json.loads(done.stdout)
     states = {finding["name"]: finding["state"] for finding in report["findings"]}

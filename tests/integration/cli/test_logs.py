@@ -22,22 +22,15 @@ from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import SpecError
 
 LONG = 60
-LOGS = "import sys; from phalanx.cli import main; sys.exit(main(['logs', *sys.argv[1:]]))"
 
 
 def driver_at(pid: int, name: str = "") -> DriverStream:
     return DriverStream(pid=pid, name=name, started_at=0.0, address="nowhere")
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
-
-
 def test_it_shows_what_the_driver_says_and_ends_with_it(launcher: Launcher) -> None:
     name = f"logs-{uuid.uuid4().hex[:8]}"  # other tests have drivers on this machine, too
-    command = [sys.executable, "-c", LOGS, name, "--json"]
+    command = [sys.executable, "-m", "phalanx.cli", "logs", name, "--json"]
     with (
         OutputCollector(launcher, console=None, name=name) as collector,
         subprocess.Popen(command, stdout=subprocess.PIPE) as logs,
@@ -90,4 +83,7 @@ def test_a_driver_is_chosen_by_pid_by_name_or_by_being_the_only_one() -> None:
 def test_only_what_was_asked_for_is_shown(
     words: list[str], record: dict[str, Any], wanted: bool
 ) -> None:
-    assert is_wanted(record, parsed(*words)) == wanted
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+
+    assert is_wanted(record, parser.parse_args(words)) == wanted

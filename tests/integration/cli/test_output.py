@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.programs import run_program
 
 from phalanx.cli import main
 from phalanx.runtime import CrashReport, ReportFolder, WorkerLabels, safe_text
 from phalanx.supervision import ExitKind, ExitReason
 
 TEXT = "ValueError: \udcff.bin \ud800 é"
-
-
-def phalanx(folder: Path, *words: str, encoding: str) -> tuple[int, bytes, bytes]:
-    done = subprocess.run(
-        [sys.executable, "-m", "phalanx.cli", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=100,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
@@ -49,35 +35,29 @@ def folder(tmp_path: Path) -> Path:
         (["reports", "list", "crashes"], "utf-8:surrogateescape"),
     ],
 )
-def test_what_the_encoding_lacks_is_escaped(folder: Path, words: list[str], encoding: str) -> None:
-    code, out, err = phalanx(folder, *words, encoding=encoding)
-
-    assert (code, err) == (0, b"")
-    assert rb"\udcff.bin \ud800" in out
-    assert ("é".encode() if "utf-8" in encoding else rb"\xe9") in out
-
-
-def test_stdout_is_as_strict_as_before_when_a_command_has_ended(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_the_encoding_lacks_is_escaped_and_stdout_is_as_strict_as_before_afterwards(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], encoding: str
 ) -> None:
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    encoding, errors = encoding.split(":")
+    written = io.BytesIO()
+    stdout = io.TextIOWrapper(written, encoding=encoding, errors=errors)
     monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.chdir(folder)
 
-    assert main(["reports", str(folder / "crashes")]) == 0
+    assert main(words) == 0
 
-    assert stdout.errors == "strict"
+    assert stdout.errors == errors
+    stdout.flush()
+    out = written.getvalue()
+    assert rb"\udcff.bin \ud800" in out
+    assert ("é".encode() if encoding == "utf-8" else rb"\xe9") in out
 
 
 def test_a_stdout_that_is_closed_is_no_mistake(folder: Path) -> None:
-    done = subprocess.run(
-        ["/bin/sh", "-c", '"$0" -m phalanx.cli reports crashes >&-', sys.executable],
-        cwd=folder,
-        capture_output=True,
-        timeout=100,
-        check=False,
-    )
+    command = '"$0" -m phalanx.cli reports crashes >&-'
+    done = run_program(["/bin/sh", "-c", command, sys.executable], cwd=folder)
 
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_half_a_character_is_not_safe_to_show() -> None:

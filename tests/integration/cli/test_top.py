@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 from tests.support.processes import wait_until
-from tests.support.programs import run_python
 
 from phalanx.cli import main
 from phalanx.cli.top_view import draw
@@ -63,26 +62,15 @@ class Driver:
             text=True,
         )
         self.pid = self.popen.pid
-        self.says("up")
-
-    def says(self, word: str) -> None:
         assert self.popen.stdout is not None
-        assert self.popen.stdout.readline().strip() == word
+        assert self.popen.stdout.readline() == "up\n"
 
     def do(self, line: str) -> None:
         assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
         self.popen.stdin.write(line + "\n")
         self.popen.stdin.flush()
-        self.says("done")
-
-    def top(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run_python("-m", "phalanx.cli", "top", *words, env=self.environment, cwd=ROOT)
-
-    def seen(self) -> dict[str, Any]:
-        told = self.top(self.name, "--json")
-        assert told.returncode == 0, told.stderr
-        seen: dict[str, Any] = json.loads(told.stdout)
-        return seen
+        assert self.popen.stdout.readline() == "done\n"
 
 
 class Terminal:
@@ -129,14 +117,19 @@ def driver() -> Iterator[Driver]:
     driver.popen.communicate(timeout=LONG)
 
 
-def test_groups_trees_and_ranks_are_told_to_programs(driver: Driver, tmp_path: Path) -> None:
+def test_groups_trees_and_ranks_are_told_to_programs_and_shown_as_a_tree(
+    driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     driver.do("tp.collective_rpc('echo', args=(1,)); tp.collective_rpc('echo', args=(2,))")
     driver.do("free.collective_rpc('kill_self', args=(0,))")
     driver.do(f"free.tell('gated_note', args=({str(gate)!r}, {str(begun)!r}, 'x'))")
     wait_until(begun.exists)
 
-    seen = driver.seen()
+    assert main(["top", driver.name, "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert main(["top", driver.name, "--once"]) == 0
+    shown = capsys.readouterr().out
     gate.touch()
 
     assert seen["driver"]["pid"] == driver.pid
@@ -153,18 +146,12 @@ def test_groups_trees_and_ranks_are_told_to_programs(driver: Driver, tmp_path: P
     (tree,) = seen["trees"]
     assert tree["root"]["path"] == "root"
     assert [child["path"] for child in tree["children"]] == [
-        *("root/tp", "root/inner", "root/inner/solo"),
+        *("root/tp", "root/inner", "root/inner/solo")
     ]
-
-
-def test_one_picture_is_shown_as_a_tree(driver: Driver) -> None:
-    told = driver.top(driver.name, "--once")
-
-    assert told.returncode == 0, told.stderr
-    first = [line.split()[0] for line in told.stdout.splitlines() if line.strip()]
+    first = [line.split()[0] for line in shown.splitlines() if line.strip()]
     assert first[0] == "driver"
     assert first[3:] == ["root", "tp", "rank", "rank", "inner", "solo", "rank", "free", "rank"]
-    assert "Echo x 2, one_for_all" in told.stdout
+    assert "Echo x 2, one_for_all" in shown
 
 
 def test_the_live_view_follows_deaths_and_ends_at_ctrl_c(driver: Driver) -> None:
@@ -283,35 +270,29 @@ def test_calls_per_second_are_those_since_the_last_picture() -> None:
     assert picture.groups[0]["ranks"][0]["calls_per_s"] == 10.0
 
 
-def shown_at(width: int, name: str) -> str:
+@pytest.mark.parametrize("width", [80, 120])
+def test_columns_are_shown_whole_or_left_out_and_names_do_not_command_the_terminal(
+    width: int,
+) -> None:
     sketch = Sketch()
-    part: dict[str, Any] = {**group_part(0, 1, 1), "group": name}
+    part = group_part(0, 1, 1)
     part["ranks"][0] |= {"pid": os.getpid(), "served": 123_456}
     more = {"worker": "Trainer", "strategy": "one_for_all", "phase": "serving", "epoch": 1}
     counts = {"restarts": 7, "restarts_in_window": 3, "max_restarts": 50, "period": 60.0}
     sketch.take({**part, **more, **counts, "in_flight": 1, "waiting": 0, "standby": 0})
     picture = sketch.take(ended(1))
-    assert isinstance(picture, Picture)
+    assert picture is not None
     records = [{"event": "e\x07", "level": "info"}]
-    return drawn(picture, width, name="d\x1b[31;1H", records=records)
 
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_columns_are_shown_whole_or_left_out(width: int) -> None:
-    shown = shown_at(width, "training")
-
-    assert "…" not in shown
-    assert all(word in shown for word in ("serving", "3/50", str(os.getpid()), "1 in flight"))
-    assert "1 group, 1 rank, 7 restarts" in shown
-    assert ("CALLS/S" in shown) == (width == 120)
-
-
-def test_names_do_not_command_the_terminal() -> None:
-    shown = shown_at(200, "g\x1b[2J")
+    shown = drawn(picture, width, name="d\x1b[31;1H", records=records)
 
     assert "\x1b" not in shown
     assert "g\\x1b[2J" in shown
     assert "e\\x07" in shown
+    assert "…" not in shown
+    assert all(word in shown for word in ("serving", "3/50", str(os.getpid()), "1 in flight"))
+    assert "1 group, 1 rank, 7 restarts" in shown
+    assert ("CALLS/S" in shown) == (width == 120)
 
 
 def test_a_node_is_shown_with_its_last_beat_and_its_devices() -> None:

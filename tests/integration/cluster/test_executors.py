@@ -106,15 +106,17 @@ def nodes(runtime: Runtime) -> Iterator[Make]:
         each.group.close()
 
 
-# --- as on one machine --------------------------------------------------------------------
-
-
-def test_every_shape_of_call_reaches_ranks_on_nodes(nodes: Make) -> None:
-    group = nodes().group
+def test_large_arguments_and_every_shape_of_call_reach_ranks_on_nodes_and_a_close_leaves_nothing(
+    nodes: Make,
+) -> None:
+    greeting = "x" * 40_000_000
+    made = nodes(args=(greeting,))
+    group = made.group
 
     def count(_worker: Any, most: int) -> Iterator[int]:
         yield from range(most)
 
+    assert group.collective_rpc(lambda worker: len(worker.greeting)) == [len(greeting)] * 4
     assert group.collective_rpc("rank") == [0, 1, 2, 3]
     assert group.collective_rpc("echo", args=(b"x" * 3_000_000,)) == [b"x" * 3_000_000] * 4
     assert group.scatter("echo", args=[("a",), ("b",), ("c",), ("d",)]) == ["a", "b", "c", "d"]
@@ -127,8 +129,16 @@ def test_every_shape_of_call_reaches_ranks_on_nodes(nodes: Make) -> None:
     with pytest.raises(ValueError, match="boom"):
         group.collective_rpc("fail", args=(2,))
 
+    group.collective_rpc("grandchild", kwargs={"daemon": True})
+    came = {pid for node in made.engine.starters for pid in made.processes(node)}
+    assert len(came) > 12
+    group.close()
+    assert not any(is_alive(pid) for pid in came)
 
-def test_ranks_are_told_where_they_are(nodes: Make, torch_runtime: Runtime) -> None:
+
+def test_ranks_are_told_where_they_are_and_have_locks_of_their_node_alone(
+    nodes: Make, torch_runtime: Runtime
+) -> None:
     group = nodes(Reducer, 4, runtime=torch_runtime, launch=TORCH).group
 
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -139,49 +149,41 @@ def test_ranks_are_told_where_they_are(nodes: Make, torch_runtime: Runtime) -> N
     assert group.collective_rpc(lambda worker: worker.ctx.local_rank) == [0, 1, 0, 1]
     assert group.collective_rpc("total", args=(1.0,)) == [10.0] * 4
 
+    def locked(worker: Any, scope: str) -> int:
+        with worker.ctx.lock("cache", 10.0, scope=scope):
+            return 1
 
-def test_an_argument_of_many_megabytes_reaches_a_constructor_on_a_node(nodes: Make) -> None:
-    greeting = "x" * 40_000_000
-
-    group = nodes(size=2, args=(greeting,)).group
-
-    assert group.collective_rpc(lambda worker: len(worker.greeting)) == [len(greeting)] * 2
+    with pytest.raises(SpecError, match="scope='node'"):
+        group.collective_rpc(locked, args=("group",))
+    assert group.collective_rpc(locked, args=("node",)) == [1] * 4
 
 
-def test_a_rank_that_is_killed_is_restarted_on_its_node(nodes: Make) -> None:
+def test_a_rank_that_dies_is_restarted_on_its_node_and_what_it_said_last_is_in_its_report(
+    nodes: Make,
+) -> None:
     made = nodes(strategy=Strategy.ONE_FOR_ONE)
     group, before = made.group, made.node_of(1)
+    group.collective_rpc("say", args=("its last",))
 
-    kill(group.ranks[1].pid or 0)
+    with pytest.raises(WorkerDied):
+        group.collective_rpc("kill_self", args=(1, signal.SIGSEGV))
     assert group.collective_rpc("rank", retries=3) == [0, 1, 2, 3]
 
     status = group.status()
     report = status.reports[0]
-    assert (report.rank, report.reason.signal) == (1, signal.SIGKILL)
+    assert (report.rank, report.reason.signal) == (1, signal.SIGSEGV)
     assert (report.lost, report.node, report.fenced) == (Lost.RANK, before, "")
     assert report.evidence.rusage["ru_maxrss"] > 0
     assert status.restarts == 1
     assert made.node_of(1) == before
     assert made.of(NodeLost) == []
-
-
-def test_what_a_rank_said_last_is_in_its_report(nodes: Make) -> None:
-    group = nodes(size=2).group
-    group.collective_rpc("say", args=("its last",))
-
-    with pytest.raises(WorkerDied):
-        group.collective_rpc("kill_self", args=(0, signal.SIGSEGV))
-
-    report = group.status().reports[0]
     assert "its last" in report.stdout
     assert "its last" in report.stderr
     assert any("its last" in line for line in report.logs)
     assert "Segmentation fault" in report.last_words
 
 
-def test_what_ranks_on_nodes_write_is_shown_as_it_comes(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_what_ranks_on_nodes_write_is_shown_as_it_comes(capfd: pytest.CaptureFixture[str]) -> None:
     shown = ""
 
     def has(*parts: str) -> bool:
@@ -225,9 +227,7 @@ def test_a_rank_that_is_stopped_on_a_node_is_found_so(nodes: Make) -> None:
     assert "stopped for" in str(group.status().reports[-1].reason)
 
 
-def test_a_start_that_fails_on_a_node_is_told_with_its_exception(
-    nodes: Make, runtime: Runtime
-) -> None:
+def test_a_start_that_fails_on_a_node_is_told_with_its_exception(nodes: Make) -> None:
     with pytest.raises(StartFailed) as failed:
         nodes(StartFails, 2, args=("raise",))
 
@@ -248,18 +248,6 @@ def test_a_group_on_nodes_grows_and_shrinks(nodes: Make) -> None:
     wait_until(lambda: len(group.status().nodes) == 1)
     group.restart(timeout=LONG)
     assert group.collective_rpc("rank") == [0]
-
-
-def test_a_lock_of_all_ranks_is_refused_on_several_nodes(nodes: Make) -> None:
-    group = nodes(size=2, ranks_per_node=1).group
-
-    def locked(worker: Any, scope: str) -> int:
-        with worker.ctx.lock("cache", 10.0, scope=scope):
-            return 1
-
-    with pytest.raises(SpecError, match="scope='node'"):
-        group.collective_rpc(locked, args=("group",))
-    assert group.collective_rpc(locked, args=("node",)) == [1, 1]
 
 
 def test_a_node_that_has_not_the_code_is_told_of_with_a_remedy(
@@ -296,9 +284,6 @@ def test_observers_see_the_nodes_and_what_is_on_them() -> None:
             assert {rank["rss_bytes"] for rank in seen["ranks"]} == {None}  # of another machine
 
 
-# --- nodes that are lost ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE])
 def test_a_node_that_is_lost_counts_as_one_restart_of_one_epoch(
     nodes: Make, strategy: Strategy
@@ -323,12 +308,14 @@ def test_a_node_that_is_lost_counts_as_one_restart_of_one_epoch(
     wait_until(lambda: [event.node for event in made.of(NodeFenced)] == [victim])
 
 
-def test_the_report_of_a_lost_node_is_completed_when_that_is_fenced(
+def test_a_silent_node_is_lost_at_its_timeout_nothing_runs_twice_and_its_report_is_completed(
     nodes: Make, tmp_path: Path
 ) -> None:
     made = nodes(spare_nodes=1, policy=RestartPolicy(report_dir=tmp_path))
     group, victim = made.group, made.node_of(2)
+    old = [each.pid or 0 for each in group.ranks[2:]]
 
+    began = time.monotonic()
     made.freeze(victim)
     with pytest.raises(WorkerDied) as died:
         group.collective_rpc("rank", timeout=LONG)
@@ -336,10 +323,14 @@ def test_the_report_of_a_lost_node_is_completed_when_that_is_fenced(
     told = died.value.report
     assert (told.lost, told.node, told.fenced) == (Lost.NODE, victim, "")
     assert f"node {victim}, with all of its ranks; not yet fenced" in told.render()
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
+    assert time.monotonic() - began >= TIMEOUT
+    assert not any(is_alive(pid) for pid in old)  # they ended before others were started
+    assert [event.node for event in made.of(NodeLost)] == [victim]
+    assert group.status().restarts == 1
     wait_until(lambda: all(report.fenced for report in group.status().reports))
     wait_until(lambda: made.of(NodeFenced))
     assert {report.fenced for report in group.status().reports} == {made.of(NodeFenced)[0].why}
-    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
     group.close()  # which writes what is left
     files = [file.report for file in ReportFolder.at(tmp_path).read()]
     assert {report and (report.rank, report.fenced) for report in files} == {
@@ -364,23 +355,6 @@ def test_a_group_for_which_no_machine_is_found_ends_and_says_so(nodes: Make) -> 
     reason = made.group.wait_closed(LONG)
     assert reason is not None
     assert "gave up: " in reason.detail
-
-
-def test_a_silent_node_is_lost_at_its_timeout_and_nothing_runs_twice(nodes: Make) -> None:
-    made = nodes(spare_nodes=1, strategy=Strategy.ONE_FOR_ONE)
-    group, victim = made.group, made.node_of(0)
-    old = [each.pid or 0 for each in group.ranks[:2]]
-
-    began = time.monotonic()
-    made.freeze(victim)
-    future = group.collective_rpc("rank", non_block=True, retries=3)
-    assert future.result(LONG) == [0, 1, 2, 3]
-    took = time.monotonic() - began
-
-    assert not any(is_alive(pid) for pid in old)  # they ended before others were started
-    assert took >= TIMEOUT
-    assert made.of(NodeLost)[0].node == victim
-    assert group.status().restarts == 1
 
 
 def test_a_silent_node_is_shown_by_the_age_of_its_last_beat_and_loses_nothing_before_its_timeout(
@@ -511,20 +485,6 @@ def test_calls_go_on_while_a_spare_node_is_lost(nodes: Make) -> None:
 
     assert made.group.collective_rpc("rank") == [0, 1]
     assert made.group.status().restarts == 0
-
-
-# --- the end ------------------------------------------------------------------------------
-
-
-def test_a_close_leaves_nothing_on_any_node(nodes: Make) -> None:
-    made = nodes()
-    made.group.collective_rpc("grandchild", kwargs={"daemon": True})
-    came = {pid for node in made.engine.starters for pid in made.processes(node)}
-    assert len(came) > 12
-
-    made.group.close()
-
-    assert not any(is_alive(pid) for pid in came)
 
 
 def test_a_close_ends_a_start_that_waits_for_machines(nodes: Make) -> None:

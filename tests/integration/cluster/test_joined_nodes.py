@@ -93,19 +93,6 @@ def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runt
     assert fenced.why == "its last word"  # and not its lease, for which all would have waited
 
 
-def test_a_machine_that_joins_late_becomes_the_spare(site: Site, runtime: Runtime) -> None:
-    first = site.join()
-    group = site.group(Echo, 1, runtime, spare_nodes=1)
-    assert site.command_of(0) is first
-
-    spare = site.join()
-    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
-    site.lose(first)
-
-    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0]
-    assert site.command_of(0) is spare
-
-
 @pytest.mark.soak
 def test_a_machine_that_is_needed_by_no_rank_waits_and_ends_with_the_driver(
     site: Site, runtime: Runtime
@@ -142,37 +129,30 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
     assert [command.ended() for command in commands] == [0, 0]
 
 
-# --- what is refused ----------------------------------------------------------------------
-
-
-def test_another_key_is_refused_on_both_sides_and_keeps_no_machine_away(
+def test_another_key_and_other_versions_are_refused_on_both_sides_and_the_next_one_is_the_spare(
     site: Site, runtime: Runtime, tmp_path: Path
 ) -> None:
-    site.join()
+    first = site.join()
     group = site.group(Echo, 1, runtime, spare_nodes=1)
+    assert site.command_of(0) is first
 
     wrong = site.join(key=Site.new_key(tmp_path, "other"))
-
-    assert wrong.ended() == 1
-    assert wrong.says("has another key")
-    wait_until(lambda: site.of(StrangerRefused))
-    assert "has another key" in site.of(StrangerRefused)[0].why
-    site.join()
-    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
-
-
-def test_a_machine_with_other_versions_ends_with_the_reason_and_the_group_goes_on(
-    site: Site, runtime: Runtime
-) -> None:
-    site.join()
-    group = site.group(Echo, 1, runtime, spare_nodes=1)
-
     other = site.join(program=(sys.executable, "-c", OTHER_VERSION))
 
-    assert other.ended() == 1
+    assert [wrong.ended(), other.ended()] == [1, 1]
+    assert wrong.says("has another key")
     assert other.says("has phalanx 9.9, and the driver")
+    wait_until(lambda: len(site.of(StrangerRefused)) >= 2)
+    whys = " ".join(each.why for each in site.of(StrangerRefused))
+    assert "has another key" in whys
+    assert "has phalanx 9.9" in whys
     assert group.collective_rpc("rank") == [0]
-    wait_until(lambda: [each for each in site.of(StrangerRefused) if "9.9" in each.why])
+    spare = site.join()
+    wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
+    site.lose(first)
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0]
+    assert site.command_of(0) is spare
 
 
 def test_strangers_that_say_nothing_or_noise_keep_no_machine_away(
@@ -217,9 +197,6 @@ def test_a_group_that_too_few_machines_join_ends_and_says_where_they_are_awaited
     assert f"1 more have to join at tcp://{site.address}" in str(failed.value.__cause__)
 
 
-# --- the end ------------------------------------------------------------------------------
-
-
 def test_nothing_is_left_of_a_driver_that_is_killed(
     site: Site, drive: Callable[..., Driver]
 ) -> None:
@@ -256,14 +233,12 @@ def test_a_command_whose_driver_is_lost_without_a_word_ends_its_ranks_and_waits_
     assert site.command_of(0) is command
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_that_is_ended_leaves_nothing(
-    site: Site, runtime: Runtime, number: signal.Signals
-) -> None:
-    command = site.join()
-    group = site.group(Echo, 1, runtime)
+def test_a_command_that_is_ended_leaves_nothing(site: Site, runtime: Runtime) -> None:
+    commands = [site.join(), site.join()]
+    group = site.group(Echo, 2, runtime)
     group.collective_rpc("grandchild", kwargs={"daemon": True})
 
-    command.process.send_signal(number)
+    for command, number in zip(commands, (signal.SIGTERM, signal.SIGINT), strict=True):
+        command.process.send_signal(number)
 
-    assert command.ended() == 130
+    assert [command.ended() for command in commands] == [130, 130]

@@ -14,7 +14,6 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.support.node_groups import kill, seconds_until
 
 from phalanx.cluster.link.messages import NodeOrder, encode
@@ -50,12 +49,11 @@ def program() -> Generator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_node_process_ends_with_its_starter(number: signal.Signals) -> None:
+def test_a_node_process_ends_with_its_starter() -> None:
     with program() as (process, node):
         assert node in left()
 
-        at = kill(process.pid, number)
+        at = kill(process.pid)
 
         assert seconds_until(lambda: not left(), at) < SOON
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.device_pools import lease_of
 from tests.support.heard import Heard
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN, kill, telling
+from tests.support.rank_faults import OFTEN, kill, telling, wait_for_view
 from tests.support.workers import Echo
 
 from phalanx.actors import Devices, Executor, Launch, Limits
@@ -34,15 +34,7 @@ from phalanx.testing import FakeGpus
 LONG = 30.0
 GIB = 1 << 30
 MASK = "CUDA_VISIBLE_DEVICES"
-
-
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(world_size: int = 1, **options: Any) -> Executor[Any]:
-        options = {"strategy": Strategy.ONE_FOR_ONE, **options}
-        return make(Echo, world_size, **{"intensity": OFTEN, **options})
-
-    return build
+USUAL = {"world_size": 1, "strategy": Strategy.ONE_FOR_ONE, "intensity": OFTEN}
 
 
 def seen(ex: Executor[Any], rank: int = 0) -> str:
@@ -54,7 +46,7 @@ def seen(ex: Executor[Any], rank: int = 0) -> str:
 def test_a_rank_that_died_gets_its_device_again(make: Make) -> None:
     gpus = FakeGpus(3)
     pool = DevicePool.of("auto", 2, gpus, {})
-    ex = make(2, devices=pool)
+    ex = make(world_size=2, devices=pool)
     before = seen(ex, 1)
 
     kill(ex, 1)
@@ -171,17 +163,18 @@ def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: 
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)
+    call = ex.call("echo", non_block=True, rank=0)
 
     assert "not released in time" in heard.wait(kind=DeviceAwaited)[0].reason
     with pytest.raises(WorkerDied, match="it has waited for devices.timeout=0.4 s") as caught:
-        ex.call("echo", LONG, rank=0)
+        call.result(LONG)
     assert isinstance(caught.value.__cause__, NoDevice)
 
 
 def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    ex = make(2, devices=Devices(names=pool, timeout=None))
+    ex = make(world_size=2, devices=Devices(names=pool, timeout=None))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
@@ -197,7 +190,7 @@ def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
 def test_a_death_while_another_rank_waits_for_a_device_is_mended_alone(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
-    ex = make(2, devices=Devices(names=pool, timeout=None))
+    ex = make(world_size=2, devices=Devices(names=pool, timeout=None))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 0)
@@ -214,7 +207,9 @@ def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make
     gpus = FakeGpus(3)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
     other = lease_of(pool, 2, holder="another group")
-    ex = make(2, devices=Devices(names=pool, timeout=None), strategy=Strategy.ONE_FOR_ALL)
+    ex = make(
+        world_size=2, devices=Devices(names=pool, timeout=None), strategy=Strategy.ONE_FOR_ALL
+    )
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 1)
@@ -268,37 +263,35 @@ def test_a_pool_without_a_free_device_fails_the_start_at_once_and_leaves_nothing
     make: Make, runtime: Any
 ) -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
-    first = make(2, devices=pool, name="first")
+    first = make(world_size=2, devices=pool, name="first")
 
     with pytest.raises(StartFailed, match="0: Fake 0 is leased to first/0") as caught:
         Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime, devices=pool, name="second")
     assert isinstance(caught.value.__cause__, NoDevice)
     with pytest.raises(SpecError, match="world_size=3"):
-        make(3, devices=pool)
+        make(world_size=3, devices=pool)
 
     assert first.collective_rpc("rank", LONG) == [0, 1]
 
 
 def test_a_rank_knows_its_devices_as_torch_calls_them(make: Make) -> None:
     pool = DevicePool.of("auto", 4, FakeGpus(4), {})
-    two = make(2, devices=Devices(names=pool, per_rank=2))
+    two = make(world_size=2, devices=Devices(names=pool, per_rank=2))
 
     def names(worker: Any) -> tuple[str, tuple[str, ...]]:
         return worker.ctx.device, worker.ctx.devices
 
     assert two.collective_rpc(names, LONG) == [("cuda:0", ("cuda:0", "cuda:1"))] * 2
     two.close()
-    every = make(2, devices=Devices(names=pool, visibility="all"))
+    every = make(world_size=2, devices=Devices(names=pool, visibility="all"))
     assert every.collective_rpc(names, LONG) == [("cuda:0", ("cuda:0",)), ("cuda:1", ("cuda:1",))]
 
 
 def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})
-    ex = make(1, devices=pool, standby=1)
-    shared = ex._group
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
+    ex = make(devices=pool, standby=1)
+    wait_for_view(ex, lambda view: view.standby == 1)
     assert [one.leased for one in pool.status()] == [1.0, 0.0]
 
     kill(ex)

@@ -97,8 +97,7 @@ import os, resource
 from phalanx import Executor, WorkerActor
 from phalanx.supervision import RuntimeFault
 class W(WorkerActor):
-    def hi(self):
-        return 1
+    pass
 
 {first}
 try:

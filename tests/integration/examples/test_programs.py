@@ -12,34 +12,25 @@ import pytest
 from tests.support.programs import run_python
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-PIPELINES = ["batch_inference", "tensor_parallel", "pipeline_parallel"]
 PROGRAMS = sorted(EXAMPLES.glob("*.py"))
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("phalanx_leak_check")]
 
 
-@pytest.fixture(autouse=True)
-def _compiler_cache(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Have torch keep what it leaves behind where files that are left do not count."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-
-
 def run(name: str, *words: str) -> str:
     """Run the example *name*; return what it printed, once it has succeeded."""
-    return run_and_log(name, *words)[0]
+    return run_and_log(str(EXAMPLES / f"{name}.py"), *words)[0]
 
 
-def run_and_log(name: str, *words: str) -> tuple[str, str]:
-    """Do as `run`; return its log too."""
-    done = run_python(str(EXAMPLES / f"{name}.py"), *words, timeout=240)
+def run_and_log(*words: str) -> tuple[str, str]:
+    """Run Python with *words*; return what was printed, and the log."""
+    done = run_python(*words, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
 
 def run_pipeline(name: str, *, ranks: int, kills: int, seed: int, options: tuple[str, ...]) -> None:
     words = ["--ranks", str(ranks), "--kills", str(kills), "--seed", str(seed), *options]
-    said, log = run_and_log(name, *words, "--passages", "250")
+    said, log = run_and_log(str(EXAMPLES / f"{name}.py"), *words, "--passages", "250")
     # Gloo raises no error in a rank that was in the middle of a message to or from the dead one.
     replaced = log.count("it is in the middle of a message of gloo); replace rank")
 
@@ -71,7 +62,7 @@ def test_ranks_are_killed_at_work_and_the_result_is_that_of_one_process(
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", ["batch_inference", "tensor_parallel", "pipeline_parallel"])
 def test_thirty_runs_with_kills_all_end_with_the_result_of_one_process(name: str) -> None:
     chance = random.Random(name)
     for _ in range(30):
@@ -118,6 +109,22 @@ def test_training_on_four_ranks_through_thirty_kills_does_too(name: str, tmp_pat
     said = run(name, *options, *TRAINING, str(tmp_path / "loss.png"))
 
     assert said.endswith("equal: yes\n")
+
+
+@pytest.mark.soak
+def test_a_script_of_torchrun_goes_on_from_its_checkpoint_to_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    for more in (["--die-at=7"], []):
+        command = ["-m", "phalanx", "torchrun", "--nproc-per-node=2", "--max-restarts=1"]
+        command += [str(EXAMPLES / "torchrun_script.py"), "--steps=12", "--every=5", "--batch=4"]
+        checkpoint = str(tmp_path / f"{len(said)}.pt")
+        said.append(run_and_log(*command, "--checkpoint", checkpoint, *more)[0])
+
+    assert "round 1: from step 5" in said[0]
+    killed, whole = (re.findall(r"^12 steps, weights (\w+)$", each, re.MULTILINE) for each in said)
+    assert killed == whole != []
 
 
 @pytest.mark.parametrize("options", [(), ("--toml",)], ids=["python", "toml"])

@@ -17,27 +17,10 @@ from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
 LONG = 30.0
 
 
-def reports_in(path: Path) -> list[Any]:
-    return [each.report for each in ReportFolder(path).read()]
-
-
 def died(ex: Executor[Any]) -> Any:
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("kill_self", LONG, (0,), {"inc": ex.ranks[0].incarnation})
+        ex.collective_rpc("kill_self", LONG, (0,))
     return caught.value.report
-
-
-def test_the_file_is_what_the_caller_was_told(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=2, policy=RestartPolicy(report_dir=tmp_path / "reports"))
-
-    told = died(ex)
-    ex.close()
-
-    assert reports_in(tmp_path / "reports") == [told]
-    assert told.call.method == "kill_self"
-    assert told.decision == "restart ranks 0, 1"
-    assert told.why == "one_for_all, number 1 of at most 3 restarts in 60 s"
-    assert told.evidence.rusage["ru_maxrss"] > 1000
 
 
 def test_the_executors_folder_comes_before_the_runtimes_and_that_before_the_environments(
@@ -49,7 +32,7 @@ def test_the_executors_folder_comes_before_the_runtimes_and_that_before_the_envi
     with Runtime(console=None, stream=False, report_dir=shared) as runtime:
         runtimes = make(world_size=1, runtime=runtime)
         own = make(
-            world_size=1,
+            world_size=2,
             runtime=runtime,
             policy=RestartPolicy(report_dir=ReportFolder(mine, keep=2)),
         )
@@ -58,7 +41,13 @@ def test_the_executors_folder_comes_before_the_runtimes_and_that_before_the_envi
         for ex in (environments, runtimes, own):
             ex.close()
 
-    assert [reports_in(path) for path in (named, shared, mine)] == [[each] for each in told]
+    files = [ReportFolder(path).read() for path in (named, shared, mine)]
+    assert [[each.report for each in found] for found in files] == [[each] for each in told]
+    report = told[-1]
+    assert report.call.method == "kill_self"
+    assert report.decision == "restart ranks 0, 1"
+    assert report.why == "one_for_all, number 1 of at most 3 restarts in 60 s"
+    assert report.evidence.rusage["ru_maxrss"] > 1000
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_starts(
@@ -117,8 +106,10 @@ def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) 
     ex = make(world_size=1, limits=Limits(queue_depth=2), intensity=Intensity(0, 60.0))
     ex.collective_rpc("echo", LONG)
 
+    kill(ex, 0, signal.SIGSTOP)  # as above
     dying = ex.collective_rpc("kill_self", args=(0,), non_block=True, retries=1)
     waiting = [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(3)]
+    kill(ex, 0, signal.SIGCONT)
     errors = [future.exception(LONG) for future in (dying, *waiting)]
 
     assert all(isinstance(error, WorkerDied) for error in errors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from pathlib import Path
@@ -23,20 +22,19 @@ from phalanx.supervision import (
     ExecutorClosed,
     ExitKind,
     Intensity,
-    Restart,
     SpecError,
     Strategy,
     WorkerDied,
 )
 
-pytestmark = pytest.mark.both_transports
 LONG = 30.0
 USUAL = {"intensity": OFTEN}
 
 
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
-def test_the_call_a_rank_died_in_fails_with_the_report(make: Make, strategy: Strategy) -> None:
-    ex = make(world_size=2, strategy=strategy)
+@pytest.mark.both_transports
+def test_the_call_a_rank_died_in_fails_with_the_report_and_all_start_anew(make: Make) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ALL)
+    before = [info.pid for info in ex.ranks]
 
     with pytest.raises(WorkerDied, match="rank 1 .*SIGKILL") as caught:
         ex.collective_rpc("kill_self", LONG, (1,))
@@ -48,43 +46,44 @@ def test_the_call_a_rank_died_in_fails_with_the_report(make: Make, strategy: Str
     assert "restart rank" in report.decision
     wait_healed(ex, 1)
     assert ex.status().reports[-1] is report
+    who = ex.collective_rpc("who", LONG)
+    assert [w["incarnation"] for w in who] == [2, 2, 2]
+    assert {w["epoch"] for w in who} == {2}
+    assert not set(before) & {w["pid"] for w in who}
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [
-        (signal.SIGKILL, ExitKind.KILLED),
-        (signal.SIGTERM, ExitKind.CRASH),
-        (signal.SIGINT, ExitKind.CRASH),
-        (signal.SIGSEGV, ExitKind.CRASH),
-        (signal.SIGABRT, ExitKind.CRASH),
-    ],
-)
-def test_a_signal_is_a_death_with_that_name(make: Make, number: int, kind: ExitKind) -> None:
+@pytest.mark.both_transports
+def test_a_signal_is_a_death_with_that_name(make: Make) -> None:
     ex = make(world_size=1)
+    signals = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV, signal.SIGABRT)
 
-    with pytest.raises(WorkerDied, match=signal.Signals(number).name) as caught:
-        ex.collective_rpc("kill_self", LONG, (0, number))
+    for incarnation, number in enumerate(signals, 1):
+        with pytest.raises(WorkerDied, match=number.name) as caught:
+            ex.collective_rpc("kill_self", LONG, (0, number, incarnation))
 
-    assert caught.value.report.reason.kind is kind
-    assert caught.value.report.evidence.signal == number
-    assert number != signal.SIGSEGV or "kill_self" in caught.value.report.last_words  # its stack
+        report = caught.value.report
+        killed = number == signal.SIGKILL
+        assert report.reason.kind is (ExitKind.KILLED if killed else ExitKind.CRASH)
+        assert report.evidence.signal == number
+        assert number != signal.SIGSEGV or "kill_self" in report.last_words  # its stack
     assert ex.collective_rpc("echo", LONG, ("healed",)) == ["healed"]
 
 
-@pytest.mark.parametrize(("how", "code"), [("sys", 0), ("sys", 3), ("os", 0), ("os", 4)])
-def test_an_exit_in_a_method_is_a_death_with_that_code(make: Make, how: str, code: int) -> None:
+@pytest.mark.both_transports
+def test_an_exit_in_a_method_is_a_death_with_that_code(make: Make) -> None:
     ex = make(world_size=1)
 
-    with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("exit_by", LONG, (how, code))
+    for how, code in (("sys", 0), ("sys", 3), ("os", 0), ("os", 4)):
+        with pytest.raises(WorkerDied) as caught:
+            ex.collective_rpc("exit_by", LONG, (how, code))
 
-    reason = caught.value.report.reason
-    assert reason.code == code
-    assert reason.kind is (ExitKind.NORMAL if code == 0 else ExitKind.CRASH)
+        reason = caught.value.report.reason
+        assert reason.code == code
+        assert reason.kind is (ExitKind.NORMAL if code == 0 else ExitKind.CRASH)
     assert ex.collective_rpc("rank", LONG) == [0]
 
 
+@pytest.mark.both_transports
 def test_a_worker_that_closes_its_descriptors_is_a_death(make: Make) -> None:
     ex = make(world_size=2)
 
@@ -99,19 +98,26 @@ class Idempotent(Echo):
         return self.kill_self(rank)
 
 
+@pytest.mark.both_transports
 def test_an_idempotent_method_is_retried_without_being_asked(make: Make) -> None:
     assert make(Idempotent).collective_rpc("kill_once", LONG, (1,)) == [2, 2]
 
 
-def test_retries_end_and_carry_every_report(make: Make) -> None:
-    ex = make(world_size=1)
+@pytest.mark.both_transports
+@pytest.mark.parametrize(("retries", "intensity"), [(2, OFTEN), (100, Intensity(2, 60.0))])
+def test_a_call_that_is_not_made_again_has_the_report_of_every_attempt_once(
+    make: Make, retries: int, intensity: Intensity
+) -> None:
+    ex = make(world_size=1, intensity=intensity)
 
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc(lambda w: os.kill(os.getpid(), signal.SIGKILL), LONG, retries=2)
+        ex.collective_rpc("exit_by", LONG, ("os", 3), retries=retries)
 
-    assert [r.incarnation for r in caught.value.reports] == [1, 2, 3]
+    assert [report.incarnation for report in caught.value.reports] == [1, 2, 3]
+    assert (caught.value.report.decision == "give up") is (retries == 100)
 
 
+@pytest.mark.both_transports
 def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
     make: Make, tmp_path: Path
 ) -> None:
@@ -134,6 +140,7 @@ def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
     gate.touch()
 
 
+@pytest.mark.both_transports
 def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
     make: Make, gate: Path
 ) -> None:
@@ -149,19 +156,6 @@ def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
     assert ex.ranks[0].pid == pid
     assert [info.incarnation for info in ex.ranks] == [1, 2]
     assert {info.epoch for info in ex.ranks} == {1}
-
-
-def test_under_one_for_all_everyone_starts_anew_under_a_new_epoch(make: Make) -> None:
-    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ALL)
-    before = [info.pid for info in ex.ranks]
-
-    kill(ex, 1)
-    wait_healed(ex, 1)
-
-    who = ex.collective_rpc("who", LONG)
-    assert [w["incarnation"] for w in who] == [2, 2, 2]
-    assert {w["epoch"] for w in who} == {2}
-    assert not set(before) & {w["pid"] for w in who}
 
 
 def test_under_rest_for_one_the_ranks_before_stay_in_the_next_epoch(make: Make) -> None:
@@ -242,16 +236,6 @@ def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
     ]
 
 
-def test_a_call_of_a_group_that_gives_up_has_the_report_of_every_attempt_once(make: Make) -> None:
-    ex = make(world_size=1, intensity=Intensity(2, 60.0))
-
-    with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("exit_by", LONG, ("os", 3), retries=100)
-
-    assert [report.incarnation for report in caught.value.reports] == [1, 2, 3]
-    assert caught.value.report.decision == "give up"
-
-
 def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_it(
     make: Make, gate: Path
 ) -> None:
@@ -281,26 +265,18 @@ def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_
         assert error.report.decision == "give up"
 
 
-def test_a_transient_rank_that_ends_normally_ends_the_group(make: Make) -> None:
-    ex = make(world_size=2, policy=RestartPolicy(restart=Restart.TRANSIENT))
-
-    with pytest.raises(WorkerDied):
-        ex.call("exit_by", LONG, ("sys", 0), rank=0)
-
-    assert ex.wait_closed(LONG)
-
-
-@pytest.mark.parametrize("daemon", [False, True])
-def test_a_dead_ranks_grandchildren_go_with_it(make: Make, daemon: bool) -> None:
+@pytest.mark.both_transports
+def test_a_dead_ranks_grandchildren_go_with_it(make: Make) -> None:
     ex = make(world_size=1)
-    pid = ex.call("grandchild", LONG, kwargs={"daemon": daemon}, rank=0)
+    pids = [ex.call("grandchild", LONG, kwargs={"daemon": it}, rank=0) for it in (False, True)]
 
     kill(ex, 0)
     wait_healed(ex, 1)
 
-    assert not is_alive(pid)
+    assert not any(map(is_alive, pids))
 
 
+@pytest.mark.both_transports
 def test_an_overdue_rank_is_restarted_where_the_call_asks_for_it(
     make: Make, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from phalanx.actors import Executor
 from phalanx.supervision import LockTimeout, Strategy
 
 LONG = 30.0
+USUAL = {"world_size": 3, "intensity": OFTEN}
 
 
 class Locker(Echo):
@@ -27,11 +28,6 @@ class Locker(Echo):
             return None if died is None else (died.rank, died.incarnation)
 
 
-def build(make: Make, **options: Any) -> Executor[Any]:
-    options = {"strategy": Strategy.ONE_FOR_ONE, **options}
-    return make(Locker, 3, intensity=OFTEN, **options)
-
-
 def hold(ex: Executor[Any], rank: int, mark: Path) -> None:
     ex.call("hold", args=(str(mark),), non_block=True, rank=rank)
     wait_for(str(mark))
@@ -39,7 +35,7 @@ def hold(ex: Executor[Any], rank: int, mark: Path) -> None:
 
 @pytest.mark.parametrize("standby", [0, 1])
 def test_the_next_incarnation_has_the_same_locks(make: Make, tmp_path: Path, standby: int) -> None:
-    ex = build(make, standby=standby)
+    ex = make(Locker, strategy=Strategy.ONE_FOR_ONE, standby=standby)
     for round_ in (1, 2):
         hold(ex, 1, tmp_path / f"mark{round_}")
         with pytest.raises(LockTimeout, match=f"rank 1 #{round_}"):
@@ -50,7 +46,7 @@ def test_the_next_incarnation_has_the_same_locks(make: Make, tmp_path: Path, sta
 
 
 def test_a_whole_group_that_is_killed_inside_goes_on(make: Make, tmp_path: Path) -> None:
-    ex = build(make, strategy=Strategy.ONE_FOR_ALL)
+    ex = make(Locker, strategy=Strategy.ONE_FOR_ALL)
     hold(ex, 2, tmp_path / "mark")
 
     for rank in range(3):

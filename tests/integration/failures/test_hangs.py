@@ -84,18 +84,6 @@ def test_a_call_that_reports_progress_may_run_for_longer_than_its_limit(make: Ma
     assert ex.collective_rpc(_goes_on, LONG) == ["done"]
 
 
-def test_one_that_cannot_say_where_it_is_is_killed_all_the_same(make: Make) -> None:
-    ex = make(hang_after=0.3)
-
-    with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("hang", LONG, ("uninterruptible",))
-
-    report = caught.value.report
-    assert (report.reason.kind, report.evidence.signal) == (ExitKind.UNRESPONSIVE, signal.SIGKILL)
-    assert "thread " in report.stacks  # what the kernel sees
-    assert ex.collective_rpc("rank", LONG) == [0]
-
-
 def test_a_stopped_rank_that_owes_an_answer_is_hung_without_any_limit(make: Make) -> None:
     ex = make(limits=Limits(stopped=0.5))
 
@@ -107,15 +95,12 @@ def test_a_stopped_rank_that_owes_an_answer_is_hung_without_any_limit(make: Make
     assert ex.collective_rpc("rank", LONG) == [0]
 
 
-class Traced(WorkerActor):
+class Traced(Echo):
     """Asks for its parent to trace it, and is then stopped by a signal."""
 
     def stop(self) -> None:
         ctypes.CDLL(None).ptrace(0, 0, None, None)
         os.kill(os.getpid(), signal.SIGUSR1)
-
-    def rank(self) -> int:
-        return self.ctx.rank
 
 
 def test_a_rank_that_asked_to_be_traced_and_was_stopped_is_hung(make: Make) -> None:
@@ -302,7 +287,9 @@ def test_at_rest_nobody_is_asked_for_a_sign_of_life(make: Make) -> None:
     assert seen[-1]
 
 
-def test_health_tells_the_hung_from_the_busy(make: Make) -> None:
+def test_one_that_cannot_say_where_it_is_is_hung_in_health_and_killed_all_the_same(
+    make: Make,
+) -> None:
     ex = make(hang_after=0.3)
     future = ex.collective_rpc("hang", args=("uninterruptible",), non_block=True)
 
@@ -310,8 +297,12 @@ def test_health_tells_the_hung_from_the_busy(make: Make) -> None:
         ex.check_health(0.8)  # it is found after 0.3 s, and withstands the signal for a second
 
     assert caught.value.states == {0: "hung"}
-    with pytest.raises(WorkerDied):
+    with pytest.raises(WorkerDied) as died:
         future.result(LONG)
+    report = died.value.report
+    assert (report.reason.kind, report.evidence.signal) == (ExitKind.UNRESPONSIVE, signal.SIGKILL)
+    assert "thread " in report.stacks  # what the kernel sees
+    assert ex.collective_rpc("rank", LONG) == [0]
 
 
 DRIVER = """
@@ -372,20 +363,15 @@ def test_a_stream_that_hangs_is_ended_and_one_that_waits_for_its_taker_is_not(
 
 
 @pytest.fixture
-def freezer() -> Iterator[Freezer]:
+def freezer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Freezer]:
+    """Processes that withstand SIGKILL, and are given up after half a second, not after ten."""
     if why_not := Freezer.why_not():
         pytest.skip(why_not)
+    monkeypatch.setattr(shutdown, "_KILL_LIMIT", 0.5)
     with Freezer() as freezer:
         yield freezer
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a process that withstands SIGKILL given up after half a second, not after ten."""
-    monkeypatch.setattr(shutdown, "_KILL_LIMIT", 0.5)
-
-
-@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
 def test_a_rank_that_not_even_sigkill_ends_is_given_up_and_replaced(
     make: Make, tmp_path: Path, freezer: Freezer, strategy: Strategy
@@ -411,7 +397,6 @@ def test_a_rank_that_not_even_sigkill_ends_is_given_up_and_replaced(
     wait_until(lambda: procfs.read(pid) is None)  # its death is waiting for it, and is collected
 
 
-@pytest.mark.usefixtures("soon")
 def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
     make: Make, freezer: Freezer
 ) -> None:
@@ -428,7 +413,6 @@ def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
     wait_until(lambda: procfs.read(pid) is None)
 
 
-@pytest.mark.usefixtures("soon")
 def test_health_says_that_a_frozen_rank_is_wedged(make: Make, freezer: Freezer) -> None:
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     pid = ex.ranks[1].pid

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def when(tmp_path: Path) -> Path:
 def make(make: Make, when: Path) -> Make:
     def build(hook: str, how: str, **options: Any) -> Executor[Any]:
         if how == "hang":
-            options["limits"] = Limits(start=2.0)
+            options.setdefault("limits", Limits(start=2.0))
         return make(Fickle, args=(hook, how, str(when)), intensity=OFTEN, **options)
 
     return build
@@ -79,12 +78,12 @@ def test_a_restart_in_which_it_goes_wrong_is_done_again(
 
 @pytest.mark.parametrize("how", [*WAYS, "hang"])
 def test_on_failure_does_not_hide_what_it_was_run_for(make: Make, when: Path, how: str) -> None:
-    ex = make("on_failure", how)
+    ex = make("on_failure", how, world_size=1)
     when.touch()
 
     kill(ex, 0)
 
-    assert ex.collective_rpc("rank", LONG, retries=9) == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=9) == [0]
     if how in RAISES:
         reason = ex.status().reports[-1].reason
         assert reason.kind is ExitKind.CRASH
@@ -115,14 +114,15 @@ def test_a_survivor_whose_on_reform_goes_wrong_is_replaced_too(
 def test_a_spare_whose_on_standby_goes_wrong_is_replaced(make: Make, when: Path, how: str) -> None:
     when.touch()
 
-    ex = make("on_standby", how, standby=1)
+    ex = make("on_standby", how, world_size=1, standby=1)
 
     wait_for_view(ex, lambda view: view.standby == 1 and not when.exists())
     assert ex.status().restarts == 0
-    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.collective_rpc("rank", LONG) == [0]
 
 
-@pytest.mark.parametrize("how", WAYS)
+# The others are in checkpoints/test_checkpoints.py.
+@pytest.mark.parametrize("how", ["interrupt", "exit", "exit at once"])
 def test_every_call_counts_once_whatever_checkpoint_does(make: Make, when: Path, how: str) -> None:
     ex = make("checkpoint", how, checkpoint=CheckpointPolicy(every_calls=1))
     assert ex.collective_rpc("add", LONG) == [1, 1]
@@ -137,38 +137,29 @@ def test_every_call_counts_once_whatever_checkpoint_does(make: Make, when: Path,
 
 @pytest.mark.parametrize("how", [*WAYS, "hang"])
 def test_a_planned_restart_goes_on_whatever_on_stop_does(make: Make, when: Path, how: str) -> None:
-    ex = make("on_stop", how, limits=Limits(stop=StopPolicy(ask=0.3, terminate=0.3)))
+    limits = Limits(stop=StopPolicy(ask=0.3, terminate=0.3))
+    ex = make("on_stop", how, world_size=1, limits=limits)
     when.touch()
 
     ex.restart(timeout=LONG)
 
     assert not when.exists()
-    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.collective_rpc("rank", LONG) == [0]
     assert ex.status().restarts == 0
     when.touch()
     ex.close()
     assert not when.exists()
 
 
-def _raise(error: BaseException) -> None:
+def _raise(error: BaseException, _reason: ExitReason) -> None:
     raise error
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda _: _raise(ValueError("it went wrong")),
-        lambda _: _raise(KeyboardInterrupt()),
-        lambda _: sys.exit(3),
-    ],
-    ids=["raise", "interrupt", "exit"],
-)
-def test_a_failure_callback_that_goes_wrong_keeps_nobody_from_the_news(
-    make: Make, wrong: Callable[[ExitReason], None]
-) -> None:
+def test_a_failure_callback_that_goes_wrong_keeps_nobody_from_the_news(make: Make) -> None:
     ex = make("", "", policy=RestartPolicy(restart=Restart.TEMPORARY))
     told: list[ExitReason] = []
-    ex.register_failure_callback(wrong)
+    for error in (ValueError("it went wrong"), KeyboardInterrupt(), SystemExit(3)):
+        ex.register_failure_callback(partial(_raise, error))
     ex.register_failure_callback(told.append)
 
     kill(ex, 0)
@@ -178,7 +169,7 @@ def test_a_failure_callback_that_goes_wrong_keeps_nobody_from_the_news(
 
 
 def test_a_failure_callback_that_hangs_holds_up_no_call(make: Make) -> None:
-    ex = make("", "", policy=RestartPolicy(restart=Restart.TEMPORARY))
+    ex = make("", "", world_size=1, policy=RestartPolicy(restart=Restart.TEMPORARY))
     told, end = threading.Event(), threading.Event()
 
     def hang(_reason: ExitReason) -> None:

@@ -28,10 +28,7 @@ from phalanx.supervision import (
     GPU_WORKER,
     Decider,
     Directive,
-    ExecutorClosed,
-    Intensity,
     Rule,
-    Strategy,
     WorkerDied,
 )
 
@@ -59,19 +56,6 @@ class Fussy:
         if os.environ["RANK"] == str(state["rank"]):
             raise ValueError("cannot be unpickled here")
         self.__dict__.update(state)
-
-
-class Failing(AsyncOutput):
-    def get_output(self) -> Any:
-        raise ValueError("computed too late")
-
-
-class Slow(AsyncOutput):
-    def __init__(self, gate: str) -> None:
-        self.gate = gate
-
-    def get_output(self) -> Any:
-        wait_for(self.gate)
 
 
 class Adding(AsyncOutput):
@@ -115,11 +99,6 @@ class Member(WorkerActor):
         self.refuse(after)
         return found
 
-    def add_twice(self, value: float, between: int | None = None) -> float:
-        first = total(value)
-        self.refuse(between)
-        return first + total(value)
-
     def items(self, between: int | None = None) -> Iterator[float]:
         yield total(1)
         self.refuse(between)
@@ -161,9 +140,6 @@ class Member(WorkerActor):
     def add_late(self, value: float, raising: tuple[int, ...]) -> Any:
         return Adding(value, raises=self.ctx.rank in raising)
 
-    def late(self, rank: int, gate: str) -> Any:
-        return Failing() if self.ctx.rank == rank else Slow(gate)
-
     def spoil(self, rank: int) -> None:
         self.spoilt = rank
 
@@ -201,7 +177,7 @@ def refused(ex: Executor[Any], *values: float, **when: int) -> list[Any]:
 
 
 @pytest.mark.both_transports
-@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (3, 1)])
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (3, 1)])
 def test_calls_behind_one_that_a_rank_refused_get_their_own_answers(
     group: Make, size: int, rank: int
 ) -> None:
@@ -228,35 +204,16 @@ def test_survivors_are_kept_when_the_ranks_are_out_of_step(group: Make) -> None:
     assert ex.status().restarts == 1
 
 
-@pytest.mark.parametrize("refusal", [{"before": -1}, {"after": -1}])
-def test_nothing_is_restarted_where_every_rank_has_ended_the_call(
-    group: Make, refusal: dict[str, int]
-) -> None:
+def test_nothing_is_restarted_where_every_rank_has_ended_the_call(group: Make) -> None:
     ex = group()
 
-    assert refused(ex, 1, 2, **refusal) == [[2.0, 2.0], [4.0, 4.0]]
+    assert refused(ex, 1, 2, before=-1) == [[2.0, 2.0], [4.0, 4.0]]
+    assert refused(ex, 1, 2, after=-1) == [[2.0, 2.0], [4.0, 4.0]]
     assert ex.status().restarts == 0
-
-
-def test_many_calls_behind_exceptions_that_end_well_all_get_their_own_answers(group: Make) -> None:
-    ex = group(2)
-
     for first in range(0, 900, 6):
         values = range(first + 1, first + 6)
         assert refused(ex, *values, after=0) == [[2.0 * value] * 2 for value in values]
     assert ex.status().restarts == 0
-
-
-def test_an_exception_between_two_operations_of_one_call_is_no_different(group: Make) -> None:
-    ex = group()
-
-    first = ex.collective_rpc("add_twice", LONG, (1.0, 0), non_block=True)
-    behind = [ex.collective_rpc("add_twice", LONG, (v,), non_block=True) for v in (2.0, 3.0)]
-
-    with pytest.raises(ValueError, match="rank 0"):
-        first.result(LONG)
-    assert [each.result(LONG) for each in behind] == [[8.0, 8.0], [12.0, 12.0]]
-    assert ex.status().restarts == 1
 
 
 def test_refusals_in_two_calls_in_a_row_cost_a_restart_each(group: Make) -> None:
@@ -363,9 +320,7 @@ def test_what_gloo_raises_when_its_group_breaks_has_the_group_formed_anew(group:
     assert "the process group is broken: rank 1 raised" in str(ex.status().reports[-1].reason)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"), [((0,), CLOSED), ((1,), CUDA), ((0, 1), CLOSED), ((0, 1), CUDA)]
-)
+@pytest.mark.parametrize(("ranks", "text"), [((0,), CLOSED), ((1,), CUDA), ((0, 1), CLOSED)])
 def test_a_call_with_retries_is_made_again_by_the_group_that_is_formed_anew_for_its_error(
     group: Make, ranks: tuple[int, ...], text: str
 ) -> None:
@@ -373,27 +328,6 @@ def test_a_call_with_retries_is_made_again_by_the_group_that_is_formed_anew_for_
 
     assert ex.collective_rpc("break_down", LONG, (ranks, text), retries=1) == [6.0, 6.0]
     assert ex.collective_rpc("add", LONG, (1.0,)) == [2.0, 2.0]
-    assert ex.status().restarts == 1
-
-
-def test_the_group_ends_where_its_ranks_get_out_of_step_too_often(group: Make) -> None:
-    ex = group(intensity=Intensity(1, 60.0))
-
-    for _ in range(2):
-        with pytest.raises(ValueError, match="rank 0"):
-            add(ex, 1.0, before=0).result(LONG)
-    with pytest.raises((ExecutorClosed, WorkerDied), match="out of step"):
-        ex.collective_rpc("add", LONG, (1.0,))
-
-
-def test_a_group_of_independent_ranks_is_formed_anew_as_a_whole(group: Make) -> None:
-    ex = group(3, strategy=Strategy.ONE_FOR_ONE)
-    before = [pid for pid, _ in ex.collective_rpc("who", LONG)]
-
-    assert refused(ex, 2, before=2) == [[6.0] * 3]
-
-    now = [pid for pid, _ in ex.collective_rpc("who", LONG)]
-    assert not set(before) & set(now)
     assert ex.status().restarts == 1
 
 
@@ -436,17 +370,6 @@ def test_what_raises_in_an_output_computed_after_its_turn_pairs_up_no_answers(
     assert ex.status().restarts == (1 if len(raising) == 1 else 0)
 
 
-def test_a_rank_whose_output_is_not_there_is_out_of_step(group: Make, gate: Path) -> None:
-    ex = group()
-
-    first = ex.collective_rpc("late", LONG, (0, str(gate)), non_block=True)
-    with pytest.raises(ValueError, match="too late"):
-        first.result(LONG)
-
-    assert ex.collective_rpc("add", LONG, (2.0,), retries=1) == [4.0, 4.0]
-    assert ex.status().restarts == 1
-
-
 def test_a_rank_that_is_held_up_in_an_earlier_call_is_not_out_of_step(
     group: Make, gate: Path
 ) -> None:
@@ -468,7 +391,7 @@ def test_a_rank_that_is_held_up_in_an_earlier_call_is_not_out_of_step(
 def test_a_refusal_of_a_call_whose_caller_has_gone_counts_as_well(group: Make, gate: Path) -> None:
     ex = group()
 
-    given_up = ex.collective_rpc("wait_then_add", 0.2, (str(gate), 0), non_block=True)
+    given_up = ex.collective_rpc("wait_then_add", 1.0, (str(gate), 0), non_block=True)
     with pytest.raises(TimeoutError):
         given_up.result(LONG)
     behind = add(ex, 2.0)

@@ -41,16 +41,34 @@ def open_fds() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def test_a_line_on_the_console_says_who_wrote_it(launcher: Launcher, console: Console) -> None:
+def test_text_says_who_wrote_a_line_and_what_cannot_be_shown_ends_nobodys_output(
+    launcher: Launcher, console: Console
+) -> None:
     with OutputCollector(
         launcher, console="text", out=console.fd, err=console.fd, stream=False
     ) as collector:
+        pid = collector.pid
         output = collector.open_worker(labels_of(3, incarnation=2, coordinates="dp=1,tp=1"))
-        worker = Worker(output, "print('hello')")
-        worker.wait()
+        worker = Worker(
+            output,
+            """
+import socket
+print("hello", flush=True); input()
+channel = socket.socket(fileno=log)
+for depth in range(700, 1000, 5):
+    channel.send(b'{"timestamp": ' + b"[" * depth + b"]" * depth + b"}")
+worker_logger(os.dup(log), labels).info("mine", exception=["a", 1])
+channel.send(b'{"event": "sane"}')
+""",
+        )
         line = console.until(lambda line: line.endswith("hello"))
+        worker.go()
+        worker.wait()
+        console.until(lambda line: "sane" in line)
+        assert collector.pid == pid
 
     assert line == f"[tp/3 dp=1,tp=1 #2 {worker.pid}] hello"
+    assert any(" mine" in line for line in console.lines)
 
 
 def test_eight_workers_at_once_lose_no_line_and_tear_none(
@@ -128,31 +146,16 @@ def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, wor
     assert shown + dropped["lines"] == total
 
 
-def test_binary_garbage_and_a_line_without_end_harm_nobody(
+def test_garbage_in_any_form_and_a_line_without_end_harm_nobody(
     console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     pid = collector.pid
     one, output = worker("""
+import socket
 os.write(1, bytes(range(256)) * 64 + b"\\n")
 os.write(2, b"z" * 3_000_000)
 os.write(1, b"\\x1b[2J\\x07 end\\n")
-""")
-
-    line = console.record(lambda record: str(record.get("text", "")).endswith(" end"))["text"]
-
-    assert line == "\\x1b[2J\\x07 end"
-    assert one.wait() == 0
-    assert output.drain(soon())
-    assert output.tail().stderr == "z" * 65536
-    assert collector.pid == pid
-
-
-def test_garbage_on_the_log_channel_is_shown_as_such(
-    console: Console, worker: Start, collector: OutputCollector
-) -> None:
-    pid = collector.pid
-    worker("""
-import socket
+input()
 channel = socket.socket(fileno=log)
 deep = b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 for garbage in (b"\\xff\\xfe", b"[1, 2]", b"null", b"[" * 50000, deep, b'{"level": ["x"]}'):
@@ -160,35 +163,16 @@ for garbage in (b"\\xff\\xfe", b"[1, 2]", b"null", b"[" * 50000, deep, b'{"level
 channel.send(b'{"event": "sane"}')
 """)
 
+    line = console.record(lambda record: str(record.get("text", "")).endswith(" end"))["text"]
+    one.go()
     console.record(event_is("sane"))
 
-    malformed = [line for line in console.lines if "phalanx.malformed_record" in line]
-    assert len(malformed) == 5
+    assert line == "\\x1b[2J\\x07 end"
+    assert sum("phalanx.malformed_record" in line for line in console.lines) == 5
+    assert one.wait() == 0
+    assert output.drain(soon())
+    assert output.tail().stderr == "z" * 65536
     assert collector.pid == pid
-
-
-def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(
-    launcher: Launcher, console: Console
-) -> None:
-    with OutputCollector(
-        launcher, console="text", out=console.fd, err=console.fd, stream=False
-    ) as collector:
-        pid = collector.pid
-        output = collector.open_worker(labels_of(3))
-        Worker(
-            output,
-            """
-import socket
-channel = socket.socket(fileno=log)
-for depth in range(700, 1000, 5):
-    channel.send(b'{"timestamp": ' + b"[" * depth + b"]" * depth + b"}")
-worker_logger(os.dup(log), labels).info("mine", exception=["a", 1])
-channel.send(b'{"event": "sane"}')
-""",
-        ).wait()
-        console.until(lambda line: "sane" in line)
-        assert collector.pid == pid
-    assert any(" mine" in line for line in console.lines)
 
 
 def test_events_of_the_driver_come_out_in_order_with_their_fields(
@@ -211,16 +195,21 @@ def test_events_of_the_driver_come_out_in_order_with_their_fields(
     assert seen[1]["took"] == 0.25
 
 
-def test_what_is_emitted_when_the_collector_has_ended_is_shown_by_the_driver(
-    console: Console, collector: OutputCollector
+def test_a_closed_collector_takes_no_worker_and_has_the_driver_show_events_if_anybody(
+    launcher: Launcher, console: Console, collector: OutputCollector
 ) -> None:
     collector.close()
+    with OutputCollector(launcher, console=None, out=console.fd, err=console.fd) as silent:
+        pass
 
+    silent.emit(SupervisorGaveUp("top", 1.0, "b", "nobody is to see it"))
     collector.emit(SupervisorGaveUp("top", 1.0, "a", "more than 3 restarts in 60 s"))
 
     record = console.record(event_is("phalanx.supervisor_gave_up"))
     assert (record["kind"], record["level"], record["child"]) == ("event", "critical", "a")
     assert "timestamp" in record
+    with pytest.raises(RuntimeFault, match="closed"):
+        collector.open_worker(labels_of(0))
 
 
 def test_a_hung_collector_makes_drain_return_at_its_deadline(
@@ -322,15 +311,3 @@ def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_collector(
     assert output.tail().stdout == "still read\n"
     assert console.record(text_is("still read"))
     assert not any('"child"' in line and "group_up" in line for line in console.lines)
-
-
-def test_a_closed_collector_takes_no_worker_and_swallows_events(
-    launcher: Launcher, console: Console
-) -> None:
-    collector = OutputCollector(launcher, console=None, out=console.fd, err=console.fd)
-    collector.close()
-
-    collector.emit(GroupUp(group="tp", epoch=1, world_size=1, took=0.1, at=0.0))
-
-    with pytest.raises(RuntimeFault, match="closed"):
-        collector.open_worker(labels_of(0))

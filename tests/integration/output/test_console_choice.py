@@ -24,56 +24,37 @@ def shown(capfd: pytest.CaptureFixture[str], runtime: Runtime | None = None) -> 
     return capfd.readouterr().err
 
 
-def test_a_program_that_names_no_form_has_that_of_the_environment(
+def test_the_environment_says_the_form_unless_the_program_does(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PHALANX_CONSOLE", "json")
     monkeypatch.setenv("PHALANX_LOG_LEVEL", "info")
 
     records = [json.loads(line) for line in shown(capfd).splitlines()]
+    with Runtime(console="text", level="warning", stream=False) as runtime:
+        text = shown(capfd, runtime)
 
     assert any(record.get("text") == "a line" for record in records)
     assert any(
         (record.get("event"), record.get("loss")) == ("step.done", 0.5) for record in records
     )
-
-
-def test_nothing_is_shown_where_the_environment_says_none(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    assert "] a line" in text
+    assert "step.done" not in text
     monkeypatch.setenv("PHALANX_CONSOLE", "none")
-
     assert shown(capfd) == ""
 
 
-def test_what_the_program_names_comes_before_the_environment(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PHALANX_CONSOLE", "json")
-    monkeypatch.setenv("PHALANX_LOG_LEVEL", "info")
-
-    with Runtime(console="text", level="warning", stream=False) as runtime:
-        text = shown(capfd, runtime)
-
-    assert "] a line" in text
-    assert "step.done" not in text
-
-
 @pytest.mark.parametrize(
-    ("variable", "value"), [("PHALANX_CONSOLE", "html"), ("PHALANX_LOG_LEVEL", "loud")]
+    ("variable", "field", "value"),
+    [("PHALANX_CONSOLE", "console", "html"), ("PHALANX_LOG_LEVEL", "level", "loud")],
 )
-def test_a_variable_that_makes_no_sense_is_refused_before_anything_starts(
-    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+def test_a_form_that_makes_no_sense_is_refused_before_anything_starts(
+    variable: str, field: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(SpecError, match=f"{field}='{value}'"):
+        Runtime(**{field: value})  # type: ignore[arg-type]
     monkeypatch.setenv(variable, value)
-
     with pytest.raises(SpecError, match=f"{variable}='{value}'"):
         Executor(Talker, 1)
     with pytest.raises(SpecError, match=f"{variable}='{value}'"):
         Runtime()
-
-
-@pytest.mark.parametrize(("field", "value"), [("console", "html"), ("level", "loud")])
-def test_a_runtime_refuses_at_once_what_makes_no_sense(field: str, value: str) -> None:
-    with pytest.raises(SpecError, match=f"{field}='{value}'"):
-        Runtime(**{field: value})  # type: ignore[arg-type]

@@ -81,11 +81,16 @@ def test_an_observer_sees_lines_records_and_events(collector: OutputCollector) -
     with Observer(mine()) as observer:
         attached(collector, observer)
 
-        worker = Worker(output, "print('out')\nworker_logger(log, labels).info('step', n=3)")
+        code = "print('out', flush=True); input(); log = worker_logger(log, labels);"
+        code += "log.info('phalanx.stream_closed', kind='event'); log.info('after')"
+        worker = Worker(output, code)
         collector.emit(GroupUp(group="tp", epoch=2, world_size=1, took=0.0, at=0.0))
 
         line = until(observer, kind="stdout", text="out")
         assert (line["rank"], line["incarnation"], line["group"]) == (1, 4, "tp")
+        worker.go()
+        # A worker's record does not end the stream, whatever it says.
+        assert "after" in (record.get("event") for record in observer)
         worker.wait()
     with Observer(mine()) as observer:
         attached(collector, observer)
@@ -94,18 +99,6 @@ def test_an_observer_sees_lines_records_and_events(collector: OutputCollector) -
         assert until(observer, event="later")["kind"] == "event"
         assert until(observer, epoch=3)["event"] == "phalanx.group_up"
         assert observer.missed == 0
-
-
-def test_a_workers_record_does_not_end_the_stream(collector: OutputCollector) -> None:
-    output: WorkerOutput = collector.open_worker(labels_of(1))
-    with Observer(mine()) as observer:
-        attached(collector, observer)
-        code = "log = worker_logger(log, labels); log.info('phalanx.stream_closed', kind='event')"
-
-        worker = Worker(output, f"{code}; log.info('after')")
-
-        assert "after" in (record.get("event") for record in observer)
-        worker.wait()
 
 
 def test_an_observer_goes_on_after_the_collector_was_replaced(collector: OutputCollector) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -31,16 +32,8 @@ def tree(path: str) -> TreeStatus:
 
 
 def group(name: str) -> GroupStatus:
-    counts = dict.fromkeys(
-        (
-            *("epoch", "world_size", "restarts", "restarts_in_window", "max_restarts", "period"),
-            *("planned", "standby", "in_flight", "waiting", "dropped_replies", "call_seconds_sum"),
-            *("releasing_bytes", "first"),
-        ),
-        0,
-    )
-    about: dict[str, Any] = {"worker": "W", "strategy": "one_for_all", "phase": "serving", **counts}
-    return GroupStatus(group=name, calls={}, call_seconds=(), ranks=(), at=0.0, **about)
+    nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(GroupStatus)), 0)
+    return GroupStatus(**{**nothing, "group": name})
 
 
 def test_a_look_is_answered_by_all_and_each_tree_once() -> None:

@@ -46,7 +46,6 @@ for number in range(3):
     thread.start(); thread.join()
 """
 FIRST_THEN_ABORT = "sys.excepthook(KeyError, KeyError('first'), None)\nimport os; os.abort()"
-FAULT = "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()"
 
 
 @pytest.mark.parametrize(
@@ -60,9 +59,8 @@ FAULT = "import ctypes\ndef inner(): ctypes.string_at(0)\ninner()"
             "",
             ["KeyError: 'first'", "Fatal Python error: Aborted\n"],
         ),
-        (FAULT, -signal.SIGSEGV, "Fatal Python error: Segmentation fault\n", ["in inner"]),
     ],
-    ids=["that cannot be shown", "of several threads", "before a fatal signal", "fatal signal"],
+    ids=["that cannot be shown", "of several threads", "before a fatal signal"],
 )
 def test_exceptions_and_stacks_at_fatal_signals_are_kept_in_their_order(
     faults: int, code: str, status: int, begins: str, holds: Sequence[str]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.processes import LONG, is_alive, soon, wait_until
+from tests.support.processes import LONG, soon, wait_until
 
 from phalanx.runtime.process import interpreter
 from phalanx.runtime.process.child_process import Process
@@ -118,26 +118,21 @@ def test_closing_during_a_start_ends_what_is_being_started(echo: Echo) -> None:
         echo.helper.start()
 
 
-@pytest.mark.parametrize("ask", [False, True])
-def test_a_process_is_gone_after_close_even_if_it_is_stopped(echo: Echo, ask: bool) -> None:
-    echo.helper.start()
-    pid = echo.helper.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: echo.helper.is_stopped)
-
-    echo.helper.close(soon(), ask=ask)
-
-    assert not is_alive(pid)
-    assert echo.exits.empty()
-
-
-def test_a_process_that_is_asked_to_end_is_not_killed(echo: Echo) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "ask", "code"), [(True, False, None), (True, True, None), (False, True, 0)]
+)
+def test_a_process_is_gone_after_close_and_not_killed_if_it_can_be_asked_to_end(
+    echo: Echo, stopped: bool, ask: bool, code: int | None
+) -> None:
     echo.helper.start()
     process = echo.helper._process
     assert process is not None
+    if stopped:
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_until(process.is_stopped)
 
-    echo.helper.close(soon(), ask=True)
+    echo.helper.close(soon(), ask=ask)
 
     assert process.status is not None
-    assert process.status.code == 0
+    assert process.status.code == code
+    assert echo.exits.empty()

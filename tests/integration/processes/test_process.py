@@ -58,19 +58,6 @@ def test_what_several_dead_processes_left_behind_is_killed_together(starter: Sta
     assert bystander.status is None
 
 
-def test_a_stopped_process_is_seen_as_stopped_and_killed_all_the_same(starter: Starter) -> None:
-    process = starter.start("beget", "child")
-    child = starter.line.hear()["pids"]["child"]
-    assert not process.is_stopped()
-
-    os.kill(process.pid, signal.SIGSTOP)
-
-    wait_until(process.is_stopped)
-    assert process.status is None
-    assert process.kill_tree(soon()) == ()
-    assert not is_alive(child)
-
-
 def test_a_tree_within_a_tree_falls_with_the_outer_one(starter: Starter) -> None:
     process = starter.start("drive")
     said = starter.line.hear()

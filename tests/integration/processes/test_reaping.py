@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 from functools import partial
 
 import pytest
@@ -14,28 +13,14 @@ from phalanx.runtime.process.orphan_reaper import Reaper
 from phalanx.runtime.threads.event_loop import EventLoop
 
 
-def start() -> tuple[int, int]:
-    """Return the pid and a pidfd of a child that ends at once."""
-    pid = os.posix_spawn("/bin/true", ["true"], {})
-    pidfd = os.pidfd_open(pid)
-    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-    return pid, pidfd
-
-
-def wait_round(loop: EventLoop) -> None:
-    """Wait until the loop's thread has come round twice."""
-    for _ in range(2):
-        came = threading.Event()
-        loop.post(came.set)
-        assert came.wait(LONG)
-
-
 @pytest.mark.parametrize("by_others", [False, True])
 def test_a_dead_child_is_collected_and_let_go_at_once_where_others_have_collected_it(
     loop: EventLoop, monkeypatch: pytest.MonkeyPatch, by_others: bool
 ) -> None:
     monkeypatch.setattr(orphan_reaper, "_PATIENCE", 10 * LONG)
-    pid, pidfd = start()
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    pidfd = os.pidfd_open(pid)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     if by_others:
         os.waitpid(pid, 0)
     orphans = Reaper(loop)
@@ -68,7 +53,8 @@ def test_one_that_is_not_our_child_yet_is_waited_for_also_at_the_end(loop: Event
     orphan_reaper.open_window()
     try:
         orphans.take(os.pidfd_open(pid), pid, kill=False)
-        wait_round(loop)
+        for _ in range(2):  # until its thread has come round
+            loop.call(lambda: None)
 
         assert list(orphans._orphans) == [pid]
     finally:

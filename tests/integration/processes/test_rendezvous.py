@@ -103,31 +103,29 @@ def test_user_code_meets_through_the_environment(make: Make, torch_runtime: Runt
     assert ex.collective_rpc(sum_by_environment, LONG) == [(1.0, "1")] * 2
 
 
-def test_one_process_serves_every_epoch_each_with_its_own_address_and_prefix(
+def test_one_process_serves_every_epoch_each_apart_and_survivors_of_the_last_are_cut_off(
     driver: Driver,
 ) -> None:
     meetings = [driver.store.open(epoch) for epoch in (1, 2)]
-    connect(meetings[1])
+    survivor = connect(meetings[1])
+    survivor.set("left", "behind")
     first = driver.store.pid
     meetings.append(driver.store.open(5))
-    connect(meetings[2])
+    new = connect(meetings[2])
 
     assert first is not None
     assert driver.store.pid == first
     assert len({meeting.port for meeting in meetings}) == 3
     assert len({meeting.prefix for meeting in meetings}) == 3
+    with pytest.raises(RuntimeError):
+        survivor.get("left")
+    assert not new.check(["left"])
+    assert on(meetings[1].port) == set()
 
 
-def test_a_group_that_never_meets_costs_no_process(driver: Driver) -> None:
-    for epoch in range(1, 20):
-        driver.store.open(epoch)
-
-    driver.store.close()
-
-    assert driver.store.pid is None
-
-
-def test_the_store_listens_on_loopback_only(driver: Driver) -> None:
+def test_the_store_listens_on_loopback_only_and_closing_ends_it_and_tells_of_no_death(
+    driver: Driver,
+) -> None:
     before = listeners()
     rendezvous = driver.store.open(1)
     bound_before_told = on(rendezvous.port)
@@ -138,19 +136,16 @@ def test_the_store_listens_on_loopback_only(driver: Driver) -> None:
     assert on(rendezvous.port) == {"0100007F"}
     new = {address for address, _ in listeners() - before}
     assert new == {"0100007F"}
+    pid = driver.store.pid
+    assert pid is not None
 
+    driver.store.close()
+    driver.store.close()
 
-def test_a_survivor_of_an_old_epoch_is_cut_off_and_its_keys_are_gone(driver: Driver) -> None:
-    old = driver.store.open(1)
-    survivor = connect(old)
-    survivor.set("left", "behind")
-
-    new = connect(driver.store.open(2))
-
-    with pytest.raises(RuntimeError):
-        survivor.get("left")
-    assert not new.check(["left"])
-    assert on(old.port) == set()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert driver.events.empty()
+    assert on(rendezvous.port) == set()
 
 
 def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(driver: Driver) -> None:
@@ -168,21 +163,6 @@ def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(driver: Drive
     assert event.reason.kind is ExitKind.KILLED
     assert driver.store.pid not in (None, pid)
     assert on(first.port) == set()
-
-
-def test_closing_ends_the_process_and_tells_of_no_death(driver: Driver) -> None:
-    rendezvous = driver.store.open(1)
-    connect(rendezvous)
-    pid = driver.store.pid
-    assert pid is not None
-
-    driver.store.close()
-    driver.store.close()
-
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    assert driver.events.empty()
-    assert on(rendezvous.port) == set()
 
 
 def test_closing_while_the_process_starts_leaves_nothing(driver: Driver) -> None:
@@ -213,19 +193,20 @@ def test_a_store_that_cannot_be_started_is_an_event(core: tuple[EventLoop, Launc
     assert on(rendezvous.port) == set()
 
 
-@pytest.mark.parametrize("epoch", [0, 3, 2])
-def test_an_epoch_that_does_not_rise_is_refused(driver: Driver, epoch: int) -> None:
-    driver.store.open(3)
-
-    with pytest.raises(SpecError, match="epoch"):
+def test_epochs_rise_until_the_store_is_closed_and_cost_no_process_where_nobody_meets(
+    driver: Driver,
+) -> None:
+    for epoch in range(1, 20):
         driver.store.open(epoch)
+    for wrong in (0, 18, 19):
+        with pytest.raises(SpecError, match="epoch"):
+            driver.store.open(wrong)
+    assert driver.store.pid is None
 
-
-def test_a_closed_store_opens_no_epoch(driver: Driver) -> None:
     driver.store.close()
 
     with pytest.raises(RuntimeFault, match="closed"):
-        driver.store.open(1)
+        driver.store.open(20)
 
 
 MEETING = Rendezvous("127.0.0.1", 4242, "tp/7/", 7, "tp")

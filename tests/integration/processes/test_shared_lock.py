@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 from tests.support.lock_deaths import WAYS
-from tests.support.processes import start_thread, wait_until
+from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.programs import run_python
 
 from phalanx.runtime import SharedLock, create_lock_file
 from phalanx.runtime.memory.shared_lock import MOST_LOCKS
 from phalanx.supervision import LockNotHeld, LockTimeout, RuntimeFault, SpecError, WouldDeadlock
-
-LONG = 20.0
 
 
 @pytest.fixture
@@ -144,21 +142,6 @@ def test_the_next_holder_is_told_who_died_though_while_repairing_and_the_one_aft
         assert died is None
 
 
-def test_a_waiter_gets_it_when_its_holder_is_killed(file: int) -> None:
-    got: list[Any] = []
-
-    def wait() -> None:
-        with lock_of(file) as died:
-            got.append(died)
-
-    with holder(file) as pid:
-        thread = start_thread(wait)
-        wait_until(lambda: is_queued(os.getpid()))
-    thread.join(LONG)
-
-    assert [died.pid for died in got] == [pid]
-
-
 def test_a_timeout_names_the_lock_the_holder_and_the_seconds(file: int) -> None:
     lock = lock_of(file)
     with holder(file) as pid:
@@ -217,13 +200,13 @@ def test_one_name_too_many_says_so(file: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("wrong", ["", None, 5])
-def test_a_lock_needs_a_name(file: int, wrong: Any) -> None:
-    with pytest.raises(SpecError, match="name"):
-        SharedLock(file, wrong, 0, 1, None)
-
-
-@pytest.mark.parametrize("wrong", [-1, "soon", True])
-def test_a_timeout_is_seconds(file: int, wrong: Any) -> None:
-    with pytest.raises(SpecError, match="timeout"):
-        SharedLock(file, "it", 0, 1, wrong)
+@pytest.mark.parametrize(
+    ("name", "timeout", "field"),
+    [(name, None, "name") for name in ("", None, 5)]
+    + [("it", timeout, "timeout") for timeout in (-1, "soon", True)],
+)
+def test_a_lock_needs_a_name_and_its_timeout_is_seconds(
+    file: int, name: Any, timeout: Any, field: str
+) -> None:
+    with pytest.raises(SpecError, match=field):
+        SharedLock(file, name, 0, 1, timeout)

@@ -18,16 +18,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.prometheus.conftest import GROUP, Served, get
 from tests.support.drivers import Driver
 from tests.support.processes import is_alive, wait_until
-from tests.support.programs import run_python
-from tests.support.workers import Echo, LateAgain
+from tests.support.workers import Echo
 
-from phalanx import Executor, Launch, Runtime
+from phalanx import Executor, Runtime
 from phalanx.cli import main
 from phalanx.errors import RuntimeFault, SpecError, WorkerDied
 from phalanx.integrations.prometheus import MetricsServer
 from phalanx.integrations.prometheus.families import OUTCOMES, TABLE
 
 ROOT = Path(__file__).parents[3]
+Health = Callable[..., tuple[int, str]]
 
 
 def ready(served: Served) -> Callable[[], bool]:
@@ -60,8 +60,15 @@ def test_a_kill_a_recovery_and_the_calls_around_it_are_counted(served: Served) -
     assert served.value('phalanx_supervisor_up{supervisor="root"}') == 1.0
 
 
-def test_every_metric_of_the_documents_is_served_and_no_other(served: Served) -> None:
+def test_a_server_in_the_place_of_one_killed_serves_every_metric_of_the_documents_and_no_other(
+    served: Served,
+) -> None:
     wait_until(ready(served))
+    pid = served.metrics._process.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: served.metrics._process.pid != pid)
+    wait_until(ready(served))
+
     families = text_string_to_metric_families(served.get("/metrics")[1])
     seen = {
         (family.name + "_total" if family.type == "counter" else family.name, family.type)
@@ -79,7 +86,7 @@ def test_every_metric_of_the_documents_is_served_and_no_other(served: Served) ->
 
 
 def test_it_is_live_before_there_is_an_executor_and_ready_when_all_ranks_are() -> None:
-    with MetricsServer(0) as metrics:
+    with MetricsServer(0, labels={"run": 'a "b"'}) as metrics:
         assert get(f"{metrics.url}/readyz")[0] == 503
         wait_until(lambda: get(f"{metrics.url}/healthz") == (200, "ok\n"))
         with (
@@ -87,34 +94,17 @@ def test_it_is_live_before_there_is_an_executor_and_ready_when_all_ranks_are() -
             Executor(Echo, 2, launch={"preload": ()}, runtime=runtime) as model,
         ):
             wait_until(lambda: get(f"{metrics.url}/readyz") == (200, "ok\n"))
+            families = list(text_string_to_metric_families(get(f"{metrics.url}/metrics")[1]))
             os.kill(model.ranks[0].pid or 0, signal.SIGSTOP)
             with pytest.raises(WorkerDied):
                 model.collective_rpc("kill_self", args=(1,), timeout=60)
-            told = get(f"{metrics.url}/readyz")
+            wait_until(lambda: get(f"{metrics.url}/readyz")[0] == 503)  # until rank 0 is killed
+            wait_until(lambda: get(f"{metrics.url}/readyz") == (200, "ok\n"))
         wait_until(lambda: get(f"{metrics.url}/readyz")[0] == 503)
-        assert told == (200, "ok\n") or told[0] == 503
         assert get(f"{metrics.url}/healthz") == (200, "ok\n")
         assert get(f"{metrics.url}/other")[0] == 404
-
-
-def test_a_server_that_is_killed_is_replaced_at_the_same_address(served: Served) -> None:
-    wait_until(ready(served))
-    pid = served.metrics._process.pid
-
-    os.kill(pid, signal.SIGKILL)
-
-    wait_until(lambda: served.metrics._process.pid != pid)
-    wait_until(ready(served))
-
-
-def test_it_ends_with_a_driver_that_is_killed(drive: Callable[..., Driver]) -> None:
-    driver = drive("metrics_driver", f"metrics-{uuid.uuid4().hex[:8]}")
-    url = driver.expect("url")
-    wait_until(lambda: get(f"{url}/readyz")[0] == 200)
-
-    driver.kill()
-
-    driver.assert_gone()
+    of_the_user = {sample.labels["run"] for family in families for sample in family.samples}
+    assert of_the_user == {'a "b"'}  # on every series
 
 
 def test_closing_it_twice_or_in_a_forked_child_does_no_harm() -> None:
@@ -173,46 +163,19 @@ def test_on_loopback_who_names_another_site_is_told_nothing_and_beyond_it_any_na
             assert get(f"http://127.0.0.1:{everywhere.port}{path}", Host="model.ns.svc")[0] != 403
 
 
-def test_labels_of_the_user_are_on_every_series() -> None:
-    with (
-        MetricsServer(0, labels={"run": 'a "b"'}) as metrics,
-        Runtime(console=None) as runtime,
-        Executor(Echo, 1, launch={"preload": ()}, runtime=runtime),
-    ):
-        wait_until(lambda: get(f"{metrics.url}/readyz")[0] == 200)
-        text = get(f"{metrics.url}/metrics")[1]
-
-    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
-    assert samples
-    assert {sample.labels["run"] for sample in samples} == {'a "b"'}
-
-
 # --- the commands ---------------------------------------------------------------------------
 
 
-def health(*words: str) -> tuple[int, str]:
-    done = run_python("-m", "phalanx.cli", "health", *words, cwd=ROOT)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def health(capsys: pytest.CaptureFixture[str]) -> Health:
+    def health(*words: str) -> tuple[int, str]:
+        code = main(["health", *words])
+        return code, "".join(capsys.readouterr())
+
+    return health
 
 
-def test_the_name_of_a_group_is_shown_without_control_characters(gate: Path) -> None:
-    name = f"driver-{uuid.uuid4().hex[:8]}"
-    with Runtime(console=None, name=name) as runtime:
-        launch, hostile = Launch(preload=()), "g\x1b]0;x\x07\x9b2J"
-        with Executor(
-            LateAgain, 1, args=(str(gate),), name=hostile, launch=launch, runtime=runtime
-        ) as ex:
-            os.kill(ex.ranks[0].pid or 0, signal.SIGKILL)
-            wait_until(lambda: ex.ranks[0].incarnation == 2)
-
-            code, said = health(name)
-            gate.touch()
-
-    assert code == 1
-    assert said.startswith("group g\\x1b]0;x\\x07\\x9b2J is ")
-
-
-def test_the_command_follows_a_name_from_one_driver_to_the_next(
+def test_the_command_follows_a_name_from_one_driver_that_is_killed_to_the_next(
     drive: Callable[..., Driver],
 ) -> None:
     name = f"metrics-{uuid.uuid4().hex[:8]}"
@@ -225,15 +188,19 @@ def test_the_command_follows_a_name_from_one_driver_to_the_next(
             wait_until(lambda: f"under the name {name}" in get(f"{url}/healthz")[1])
             for _ in range(2):
                 driver = drive("metrics_driver", name)
-                driver.expect("url")
+                own = driver.expect("url")
                 wait_until(lambda: get(f"{url}/readyz") == (200, "ok\n"))
+                assert get(f"{own}/healthz")[0] in (200, 503)
                 driver.kill()
+                driver.assert_gone()  # the server of its own too
                 wait_until(lambda: get(f"{url}/healthz")[0] == 503)
         finally:
             serving.kill()
 
 
-def test_health_is_an_exit_status_and_one_line(drive: Callable[..., Driver]) -> None:
+def test_health_is_an_exit_status_and_one_line(
+    drive: Callable[..., Driver], health: Health
+) -> None:
     name = f"metrics-{uuid.uuid4().hex[:8]}"
     absent = health(name)
     driver = drive("metrics_driver", name)
@@ -254,21 +221,21 @@ def test_health_is_an_exit_status_and_one_line(drive: Callable[..., Driver]) -> 
     assert is_alive(rank)
 
 
-def test_a_group_that_gave_up_is_not_ready_until_one_of_its_name_serves() -> None:
-    name = f"metrics-{uuid.uuid4().hex[:8]}"
+def test_a_group_that_gave_up_is_not_ready_until_one_of_its_name_serves(health: Health) -> None:
+    name, hostile = f"metrics-{uuid.uuid4().hex[:8]}", "a\x1b]0;x\x07\x9b2J"
     more: dict[str, Any] = {"launch": {"preload": ()}}
     with Runtime(console=None, name=name) as more["runtime"], Executor(Echo, 1, name="b", **more):
-        lost = Executor(Echo, 1, name="a", intensity=(0, 60.0), **more)
+        lost = Executor(Echo, 1, name=hostile, intensity=(0, 60.0), **more)
         os.kill(lost.ranks[0].pid or 0, signal.SIGKILL)
         lost.wait_closed(60.0)
         with MetricsServer(0) as late:  # which has not heard of the end
-            wait_until(lambda: "group a has ended" in get(f"{late.url}/readyz")[1])
+            wait_until(lambda: " has ended" in get(f"{late.url}/readyz")[1])
         ended = health(name)
-        with Executor(Echo, 1, name="a", **more):
+        with Executor(Echo, 1, name=hostile, **more):
             again = health(name)
         closed = health(name)
 
-    assert ended == (1, f"group a has ended: {lost.exit_reason}\n")
+    assert ended == (1, f"group a\\x1b]0;x\\x07\\x9b2J has ended: {lost.exit_reason}\n")
     assert again == (0, "ok: 2 groups\n")
     assert closed == (0, "ok: 1 group\n")
 

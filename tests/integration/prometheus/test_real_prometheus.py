@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from tests.integration.prometheus.conftest import GROUP, Served, get
 from tests.support.processes import wait_until
-from tests.support.programs import run_program, run_python
+from tests.support.programs import run_program
+
+from phalanx.cli import main
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 FILES = Path(__file__).parents[3] / "integrations/prometheus"
@@ -80,14 +82,7 @@ def prometheus(served: Served, tmp_path: Path) -> Iterator[Prometheus]:
         prometheus.popen.wait()
 
 
-def expressions() -> list[str]:
-    """Every expression of the dashboard, with Grafana's variables filled in."""
-    told = {"$__rate_interval": "30s", "$__range": "1m", "$group": ".*"}
-    found = [each["expr"] for panel in DASHBOARD["panels"] for each in panel["targets"]]
-    return [re.sub(r"\$\w+", lambda name: told[name[0]], each) for each in found]
-
-
-def test_dashboard_and_alerts_find_data_after_a_kill(
+def test_dashboard_and_alerts_find_data_after_a_kill_and_promtool_no_fault_in_the_metrics(
     served: Served, prometheus: Prometheus
 ) -> None:
     group = f'{{group="{GROUP}"}}'
@@ -102,8 +97,11 @@ def test_dashboard_and_alerts_find_data_after_a_kill(
 
     killed = 'sum by (reason) (increase(phalanx_rank_deaths_total{reason="killed"}[1m])) > 0'
     wait_until(lambda: prometheus.query(killed))
-    for expression in expressions():
-        wait_until(partial(prometheus.query, expression), expression)
+    told = {"$__rate_interval": "30s", "$__range": "1m", "$group": ".*"}  # Grafana's variables
+    for panel in DASHBOARD["panels"]:
+        for each in panel["targets"]:
+            expression = re.sub(r"\$\w+", lambda name: told[name[0]], each["expr"])
+            wait_until(partial(prometheus.query, expression), expression)
     rules = prometheus.ask("rules")["groups"][0]["rules"]
     wait_until(
         lambda: all(
@@ -119,21 +117,8 @@ def test_dashboard_and_alerts_find_data_after_a_kill(
             for alert in prometheus.ask("alerts")["alerts"]
         )
     )
-
-
-def test_promtool_finds_no_fault_in_rules_and_exposition(served: Served, tmp_path: Path) -> None:
-    wait_until(lambda: served.get("/readyz")[0] == 200)
-    (tmp_path / "alerts.yml").write_text(
-        run_python("-m", "phalanx.cli", "metrics", "--print", "alerts").stdout
-    )
-    served_now = served.get("/metrics")[1]
-
-    rules = run_program([PROMTOOL or "", "check", "rules", str(tmp_path / "alerts.yml")])
-    metrics = run_program([PROMTOOL or "", "check", "metrics"], input=served_now)
-
-    assert rules.returncode == 0, rules.stdout + rules.stderr
-    assert "SUCCESS" in rules.stdout
-    assert (metrics.returncode, metrics.stderr) == (0, "")
+    checked = run_program([PROMTOOL or "", "check", "metrics"], input=served.get("/metrics")[1])
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 # By alert: series as promtool writes them, with a value each minute ("3x2": 3 and twice more); a
@@ -199,8 +184,11 @@ FIRINGS: dict[str, tuple[dict[str, str], int, int]] = {
 }
 
 
-def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
-    rules = (FILES / "alerts.yml").read_text()
+def test_each_alert_that_is_printed_fires_when_it_should_and_not_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["metrics", "--print", "alerts"]) == 0
+    rules = capsys.readouterr().out
     (tmp_path / "alerts.yml").write_text(rules)
     tests = [
         {
@@ -220,14 +208,16 @@ def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     about = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yml").write_text(json.dumps(about))  # JSON is YAML
 
-    done = run_program([PROMTOOL or "", "test", "rules", str(tmp_path / "tests.yml")])
+    for words in (("check", "rules", "alerts.yml"), ("test", "rules", "tests.yml")):
+        done = run_program([PROMTOOL or "", *words], cwd=tmp_path)
 
-    assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
     assert set(FIRINGS) == set(re.findall(r"alert: (\w+)", rules))
 
 
-def test_the_dashboard_that_is_printed_is_the_one_that_was_tried() -> None:
-    printed = run_python("-m", "phalanx.cli", "metrics", "--print", "dashboard").stdout
-
-    assert json.loads(printed) == DASHBOARD
+def test_the_dashboard_that_is_printed_is_the_one_that_was_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["metrics", "--print", "dashboard"]) == 0
+    assert json.loads(capsys.readouterr().out) == DASHBOARD
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

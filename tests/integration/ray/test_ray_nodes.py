@@ -171,9 +171,6 @@ def test_gpus_and_variables_reach_the_ranks_and_a_node_that_is_released_gives_th
     wait_until(lambda: two_machines.available()["GPU"] == 2)
 
 
-# --- what cannot be had -------------------------------------------------------------------------
-
-
 def test_resources_that_no_machine_has_are_told_with_what_there_is(
     two_machines: RayCluster, group_of: Make
 ) -> None:

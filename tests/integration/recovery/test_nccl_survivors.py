@@ -176,12 +176,10 @@ def test_a_survivor_whose_abort_fails_is_replaced_and_the_report_says_so(
     assert ex.status().restarts_in_window == 1
 
 
-def test_torch_neither_ends_nor_holds_up_a_survivor_whose_group_has_failed(build: Build) -> None:
+def test_torch_neither_ends_nor_holds_up_a_survivor_where_the_user_does_not_say_so(
+    build: Build,
+) -> None:
+    ex = build(launch={"rank_env": [{}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, {}]})  # its old name
     names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_FR_BUFFER_SIZE")
-    assert build().collective_rpc("variables", LONG, args=names) == [["0", "0"]] * 3
-
-
-def test_what_the_user_sets_of_them_stays_by_its_older_name_too(build: Build) -> None:
-    ex = build(launch={"env": {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}})
-    names = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
-    assert ex.collective_rpc("variables", LONG, args=names) == [["7", None]] * 3
+    found = ex.collective_rpc("variables", LONG, args=(*names, "TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    assert found == [["0", "0", None], ["0", None, "7"], ["0", "0", None]]

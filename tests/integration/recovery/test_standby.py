@@ -186,19 +186,6 @@ def test_more_deaths_than_spares(make: Make) -> None:
     wait_warm(ex, 2)
 
 
-def test_closing_ends_spares_that_are_warm_and_those_that_are_not(
-    make: Make, tmp_path: Path
-) -> None:
-    warm = make()
-    wait_warm(warm)
-    cold = make(args=("hang", str(tmp_path / "gate")))
-
-    warm.close()
-    cold.close()
-
-    assert warm.status().state == cold.status().state == "ended"
-
-
 def test_a_group_that_gives_up_takes_its_spares_along(make: Make) -> None:
     ex = make(intensity=Intensity(0, 60.0))
     wait_warm(ex)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +12,12 @@ from tests.support.gateway_peers import LONG, Berth, Driver, Joined, Posting, Ra
 from zmq.utils import z85
 
 from phalanx.runtime import Frame, Kind
-from phalanx.runtime.remote.gateway import GatewayExited, MessageMalformed, StrangerRefused
+from phalanx.runtime.remote.gateway import MessageMalformed, StrangerRefused
 from phalanx.runtime.remote.link import LARGEST, Lane, Say
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)
 
 
 def serves(berth: Berth, rank: Rank, number: int) -> None:
@@ -73,8 +73,7 @@ def intrude(at: Posting, who: str) -> None:
             address = posting.endpoint.partition("://")[2].replace("@", "\0")
             host, _, port = address.partition(":")
             raw.connect(address if family == socket.AF_UNIX else (host, int(port)))
-            greeting = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)
-            lie = greeting + b"\6" + (1 << 62).to_bytes(8, "big")  # a command of 4 EiB
+            lie = GREETING + b"\6" + (1 << 62).to_bytes(8, "big")  # a command of 4 EiB
             try:
                 raw.sendall(b"GET / HTTP/1.1\r\n" * 64 if who == "noise" else lie)
                 while raw.recv(1 << 16):
@@ -244,20 +243,6 @@ def test_one_that_answers_nobody_asks_in_time_is_taken_at_its_word_before(
 
     assert gone.why_it_ended() == ""
     assert (gone.channel.page.begun, silent.channel.page.begun) == (0, 3)
-
-
-def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> None:
-    driver.gateway.open()
-    first = driver.gateway.pid
-    assert first is not None
-
-    os.kill(first, signal.SIGKILL)
-    event = driver.events.get(timeout=LONG)
-    driver.gateway.open()
-
-    assert isinstance(event, GatewayExited)
-    assert event.pid == first
-    assert driver.gateway.pid not in (None, first)
 
 
 def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> None:

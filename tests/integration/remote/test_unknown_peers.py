@@ -9,18 +9,16 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.gateway_peers import Driver, Joined, Posting, Rank
+from tests.support.gateway_peers import LONG, Driver, Joined, Posting, Rank
 
 from phalanx.runtime import Frame
 from phalanx.runtime.remote.gateway import StrangerRefused
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
 
-from .test_gateway import serves
+from .test_gateway import GREETING, serves
 
-LONG = 10.0
 MANY = 300
-GREETING = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)
 
 
 def knock(posting: Posting) -> socket.socket:

@@ -128,11 +128,20 @@ def test_what_a_test_leaves_behind_is_told_and_does_not_fail_the_next(
 
     def test_clean_again(phalanx_leak_check):
         kept[0].wait(10)
+
+    @pytest.fixture
+    def group(phalanx_runtime):
+        with Executor(Liar, 1, runtime=phalanx_runtime) as executor:
+            yield executor
+
+    @pytest.mark.parametrize("time", [1, 2])
+    def test_that_shares_a_runtime(phalanx_leak_check, group, time):
+        assert group.call("one", timeout=30, rank=0) == 2
     """,
         "-rA",
     )
 
-    result.assert_outcomes(passed=6, errors=4)
+    result.assert_outcomes(passed=8, errors=4)
     result.stdout.fnmatch_lines_random(
         [
             "left behind:",
@@ -144,41 +153,30 @@ def test_what_a_test_leaves_behind_is_told_and_does_not_fail_the_next(
     )
 
 
-def test_a_session_that_uses_no_fixture_keeps_its_environment(pytester: pytest.Pytester) -> None:
-    result = run(
-        pytester,
-        """
-    from phalanx.testing.plugin import _SESSION as SESSION
-
-    def test_nothing():
-        assert SESSION not in os.environ.get("PHALANX_TREE", "")
-
-    def test_leaks(phalanx_leak_check):
-        assert SESSION in os.environ["PHALANX_TREE"]
-    """,
-    )
-
-    result.assert_outcomes(passed=2)
-
-
-def test_executors_of_several_tests_share_a_runtime_that_is_no_leak_of_theirs(
+def test_before_a_fixture_is_used_nothing_else_is_imported_and_the_environment_is_kept(
     pytester: pytest.Pytester,
 ) -> None:
-    result = run(
-        pytester,
+    pytester.makepyfile(
         """
-    @pytest.fixture
-    def group(phalanx_runtime):
-        with Executor(Liar, 1, runtime=phalanx_runtime) as executor:
-            yield executor
+        import os, sys
+        from phalanx.testing.plugin import _SESSION as SESSION
 
-    @pytest.mark.parametrize("time", [1, 2])
-    def test_group(phalanx_leak_check, group, time):
-        assert group.call("one", timeout=30, rank=0) == 2
-    """,
+        def test_nothing(request):
+            assert request.config.getoption("--chaos-seed") is None
+            assert {name for name in sys.modules if name.split(".")[0] == "phalanx"} == {
+                "phalanx",
+                "phalanx.testing",
+                "phalanx.testing.plugin",
+            }
+            assert not {"torch", "zmq", "numpy", "structlog", "pykka"} & set(sys.modules)
+            assert SESSION not in os.environ.get("PHALANX_TREE", "")
+
+        def test_leaks(phalanx_leak_check):
+            assert SESSION in os.environ["PHALANX_TREE"]
+        """
     )
 
-    result.assert_outcomes(passed=2)
+    pytester.runpytest_subprocess(*LOADED, timeout=100).assert_outcomes(passed=2)
 
 
 READ = "ERROR: *test_it: @pytest.mark.phalanx_chaos: "
@@ -205,11 +203,7 @@ def test_a_marker_or_a_seed_that_makes_no_sense_is_a_usage_error(
     result = pytester.runpytest_inprocess(*LOADED, *words)
 
     assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"{glob(told)}*"])
-
-
-def glob(text: str) -> str:
-    return text.replace("[", "[[]")
+    result.stderr.fnmatch_lines([f"{told.replace('[', '[[]')}*"])
 
 
 def test_spread_over_processes_a_marker_that_makes_no_sense_fails_its_test_alone(
@@ -260,24 +254,3 @@ def test_the_plugin_is_found_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert project["entry-points"]["pytest11"] == {"phalanx.testing": "phalanx.testing"}
-
-
-def test_a_session_that_uses_no_fixture_imports_nothing_else_of_phalanx(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(
-        """
-        import sys
-
-        def test_it(request):
-            assert request.config.getoption("--chaos-seed") is None
-            assert {name for name in sys.modules if name.split(".")[0] == "phalanx"} == {
-                "phalanx",
-                "phalanx.testing",
-                "phalanx.testing.plugin",
-            }
-            assert not {"torch", "zmq", "numpy", "structlog", "pykka"} & set(sys.modules)
-        """
-    )
-
-    pytester.runpytest_subprocess(*LOADED, timeout=100).assert_outcomes(passed=1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.support.processes import wait_until
+from tests.support.programs import run_program
 
 SCRIPT = Path(__file__).parents[2] / "support" / "torchrun_script.py"
 LONG = 150.0
@@ -26,12 +27,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("phalanx_leak_check")]
 
 
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch makes it where its compiler is imported
-
-
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+def _as_in_a_new_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,14 +37,8 @@ def run(*words: object, command: tuple[str, ...] = PHALANX, **more: Any) -> Any:
     # torchrun leaves a folder behind; that of ours is looked for. Sockets need a short path.
     with tempfile.TemporaryDirectory(dir="/tmp") as apart:
         left = {} if command is PHALANX else {"TMPDIR": apart}
-        return subprocess.run(
-            [*command, *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-            env={**os.environ, **left},
-            **more,
+        return run_program(
+            [*command, *map(str, words)], timeout=LONG, env={**os.environ, **left}, **more
         )
 
 

@@ -12,7 +12,7 @@ from phalanx.runtime import acquire_shared, release_shared
 
 
 @pytest.fixture(autouse=True, scope="package")
-def _runtime(_compiler_cache: None) -> Iterator[None]:
+def _runtime() -> Iterator[None]:
     """Keep what executors share, so that no test seems to leave it."""
     shared = acquire_shared()
     try:
@@ -20,11 +20,3 @@ def _runtime(_compiler_cache: None) -> Iterator[None]:
         yield
     finally:
         release_shared(shared)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have torch make its compiler's folder, as soon as an optimizer is, not where we look."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        yield

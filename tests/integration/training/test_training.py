@@ -29,7 +29,6 @@ from tests.support.training_workers import (
     Lazy,
     Replicated,
     Sharded,
-    Shuffling,
     Stepwise,
     TensorParallel,
 )
@@ -148,10 +147,15 @@ def test_buffers_every_three_steps_have_at_most_three_done_again(tmp_path: Path)
     assert [each.redone for each in run.resumed] == [3]
 
 
-def test_a_step_that_raises_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "told"), [(Replicated, "step 4 on rank"), (FailingBackward, "in the backward pass")]
+)
+def test_a_step_that_raises_is_as_if_it_had_not_begun(
+    tmp_path: Path, trainer: type[Trainer], told: str
+) -> None:
     faults = [(0, 4, "raising"), (1, 4, "raising")]
-    with Training(Replicated, 2, args=(faults, str(tmp_path)), threads=1) as run:
-        with pytest.raises(ValueError, match="step 4 on rank"):
+    with Training(trainer, 2, args=(faults, str(tmp_path)), threads=1) as run:
+        with pytest.raises(ValueError, match=told):
             list(run.steps(STEPS))
         assert run.step == 3
         assert [step.number for step in run.steps(STEPS)] == [4, 5, 6, 7, 8]
@@ -159,15 +163,21 @@ def test_a_step_that_raises_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "told"),
-    [(Shuffling, "loader is a DataLoader"), (Compressing, "a hook of net is a PowerSGDState")],
+    ("trainer", "error", "told"),
+    [
+        (Compressing, HiddenState, "a hook of net is a PowerSGDState, which has state"),
+        # It would be taken for replicated.
+        (Sharded, TrainingError, "sharded state; build the run with sharded=True"),
+    ],
 )
-def test_a_trainer_with_hidden_state_is_refused_in_words(trainer: type[Trainer], told: str) -> None:
+def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
+    trainer: type[Trainer], error: type[TrainingError], told: str
+) -> None:
     with pytest.raises(StartFailed) as caught:
         Training(trainer, 1, threads=1)
 
-    assert isinstance(caught.value.__cause__, HiddenState)
-    assert f"{told}, which has state that is not kept" in str(caught.value.__cause__)
+    assert type(caught.value.__cause__) is error
+    assert told in str(caught.value.__cause__)
 
 
 def test_hidden_state_that_the_first_step_makes_is_refused_before_the_step_counts() -> None:
@@ -175,6 +185,13 @@ def test_hidden_state_that_the_first_step_makes_is_refused_before_the_step_count
         for _ in range(2):
             with pytest.raises(HiddenState, match="batches is a _SingleProcessDataLoaderIter"):
                 list(run.steps(STEPS))
+        assert run.step == 0
+
+
+def test_ddp_that_a_step_makes_is_refused() -> None:
+    with Training(Late, 1, threads=1) as run:
+        with pytest.raises(TrainingError, match="net: wrapped in DDP by a step: wrap it in join"):
+            list(run.steps(STEPS))
         assert run.step == 0
 
 
@@ -200,29 +217,6 @@ def test_a_run_that_no_process_can_take_up_ends_with_the_reason(tmp_path: Path) 
             with pytest.raises(ShapeChanged, match="model.seen"):
                 list(run.steps(STEPS))
         assert run.step == 4
-
-
-def test_a_step_that_fails_in_its_backward_pass_is_done_again(tmp_path: Path) -> None:
-    faults = [(0, 4, "raising"), (1, 4, "raising")]
-    with Training(FailingBackward, 2, args=(faults, str(tmp_path)), threads=1) as run:
-        with pytest.raises(ValueError, match="in the backward pass"):
-            list(run.steps(STEPS))
-        assert [step.number for step in run.steps(STEPS)] == [4, 5, 6, 7, 8]
-        assert run.digest() == undisturbed(Replicated, 2)[0]
-
-
-def test_ddp_that_a_step_makes_is_refused() -> None:
-    with Training(Late, 1, threads=1) as run:
-        with pytest.raises(TrainingError, match="net: wrapped in DDP by a step: wrap it in join"):
-            list(run.steps(STEPS))
-        assert run.step == 0
-
-
-def test_sharded_state_is_refused_where_it_would_be_taken_for_replicated() -> None:
-    with pytest.raises(StartFailed) as caught:
-        Training(Sharded, 2, threads=1)
-
-    assert "sharded state; build the run with sharded=True" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize(

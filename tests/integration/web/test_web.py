@@ -11,19 +11,21 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.drivers import Driver
 from tests.support.programs import run_program
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, executor_child
+from phalanx.cli import main
 from phalanx.runtime import Runtime
-from phalanx.supervision import RuntimeFault, SpecError, Supervisor, SupervisorSpec
+from phalanx.supervision import Supervisor, SupervisorSpec
 
 LONG = 60.0
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
@@ -47,30 +49,20 @@ class Page:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
 
-    def get(self, path: str, **headers: str) -> tuple[int, str]:
-        connection = self.connect()
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        connection.close()
-        return answer.status, text
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+        with closing(self.connect()) as connection:
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
 
     def states(self) -> Generator[dict[str, Any]]:
         """Yield each state that a browser gets."""
-        connection = self.connect()
-        connection.request("GET", "/events")
-        answer = connection.getresponse()
-        try:
-            while line := answer.readline().decode():
-                if line.startswith("data: "):
-                    yield json.loads(line.removeprefix("data: "))
-        finally:
-            answer.close()
-            connection.close()
-
-    def close(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
+        with closing(self.connect()) as connection:
+            connection.request("GET", "/events")
+            with connection.getresponse() as answer:
+                while line := answer.readline().decode():
+                    if line.startswith("data: "):
+                        yield json.loads(line.removeprefix("data: "))
 
 
 @contextmanager
@@ -79,7 +71,8 @@ def page_of(whom: str) -> Generator[Page]:
     try:
         yield page
     finally:
-        page.close()
+        page.popen.kill()
+        page.popen.communicate()
 
 
 @pytest.fixture
@@ -122,25 +115,18 @@ def test_what_happens_to_a_group_is_told_as_it_happens(name: str) -> None:
             assert told["reports"] == healed["reports"]
 
 
-def test_who_names_another_site_is_told_nothing(name: str) -> None:
+def test_who_names_another_site_is_told_nothing_and_who_asks_for_the_head_gets_no_body(
+    name: str,
+) -> None:
     with page_of(name) as page:
         assert page.get("/state.json", Host=f"evil.example:{page.port}")[0] == 403
         assert page.get("/", Host="evil.example")[0] == 403
         assert page.get("/state.json", Host=f"localhost:{page.port}")[0] == 200
         assert page.get("/state.json", Host=f"LOCALHOST:{page.port}")[0] == 200
         assert page.get("/nothing")[0] == 404
-
-
-@pytest.mark.parametrize("path", ["/", "/state.json", "/events", "/nothing"])
-def test_who_asks_for_the_head_gets_what_is_before_the_body(name: str, path: str) -> None:
-    with page_of(name) as page:
-        connection = page.connect()
-        connection.request("HEAD", path)
-        answer = connection.getresponse()
-        told = answer.status, answer.read()
-        connection.close()
-
-    assert told == (404 if path == "/nothing" else 200, b"")
+        for path in ("/", "/state.json", "/events"):
+            assert page.get(path, "HEAD") == (200, "")
+        assert page.get("/nothing", "HEAD") == (404, "")
 
 
 def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_ended() -> None:
@@ -160,61 +146,37 @@ def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_
             states.close()
 
 
-DRIVER = """
-import sys
-from tests.support.workers import Echo
-from phalanx.actors import Executor, Launch
-from phalanx.runtime import Runtime
-
-if __name__ == "__main__":
-    with Runtime(console=None, name=sys.argv[1]) as runtime:
-        with Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime):
-            print("up", flush=True)
-            sys.stdin.read()
-"""
-
-
-def test_a_driver_that_is_stopped_is_not_shown_as_well(tmp_path: Path) -> None:
-    name, program = f"stopped-{uuid.uuid4().hex[:8]}", tmp_path / "driver.py"
-    program.write_text(DRIVER)
-    words = [sys.executable, str(program), name]
-    own = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, env=own, stdin=pipe, stdout=pipe) as driver:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == b"up\n"
-        with page_of(name) as page, closing(page.states()) as states:
-            next(state for state in states if state["groups"] and not state["problem"])
-            driver.send_signal(signal.SIGSTOP)
-            try:
-                told = next(state for state in states if state["problem"])
-            finally:
-                driver.send_signal(signal.SIGCONT)
-            next(state for state in states if state["groups"] and not state["problem"])
-        driver.communicate()
+def test_a_driver_that_is_stopped_is_not_shown_as_well(drive: Callable[..., Driver]) -> None:
+    name = f"stopped-{uuid.uuid4().hex[:8]}"
+    driver = drive("metrics_driver", name)
+    driver.expect("url")
+    with page_of(name) as page, closing(page.states()) as states:
+        next(state for state in states if state["groups"] and not state["problem"])
+        driver.send(signal.SIGSTOP)
+        try:
+            told = next(state for state in states if state["problem"])
+        finally:
+            driver.send(signal.SIGCONT)
+        next(state for state in states if state["groups"] and not state["problem"])
 
     assert re.fullmatch(r"the driver has not answered for \d+ s", told["problem"])
     assert told["groups"]  # as they were last
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "told"),
+    ("words", "code", "told"),
     [
-        (["4294967297"], RuntimeFault, "no process 4294967297"),
-        (["9" * 20], RuntimeFault, f"no process {'9' * 20}"),
-        (["--port", "70000"], SpecError, "port"),
-        (["--host", "300.1.1.1"], SpecError, "host"),
-        (["999999999"], RuntimeFault, "no process 999999999"),
+        (["4294967297"], 1, "no process 4294967297"),
+        (["9" * 20], 1, f"no process {'9' * 20}"),
+        (["--port", "70000"], 2, "port"),
+        (["--host", "300.1.1.1"], 2, "host"),
+        (["999999999"], 1, "no process 999999999"),
     ],
 )
 def test_what_makes_no_sense_is_said(
-    words: list[str], error: type[Exception], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from phalanx.cli import main
-
-    code = main(["web", *words])
-
-    assert code == (2 if error is SpecError else 1)
+    assert main(["web", *words]) == code
     assert told in capsys.readouterr().err
 
 

@@ -40,9 +40,7 @@ def test_a_run_in_which_all_went_well_holds_every_invariant() -> None:
     teller.die(1, stopped=(0, 2))
     teller.start(0, 1, 2)
     wire = teller.send(call)
-    for rank in range(3):
-        teller.begin(call, wire, rank)
-        teller.end(call, wire, rank)
+    teller.run(call, wire)
     teller.settle(call)
     for rank in range(3):
         teller.take(call, wire, rank)
@@ -60,10 +58,14 @@ def test_ranks_that_share_no_process_group_need_not_wait_for_one_that_raised() -
     assert check(teller.history()) == ()
 
 
-def test_a_call_that_failed_with_a_death_is_an_outcome() -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_call_that_failed_with_a_death_is_an_outcome(begun: bool) -> None:
     teller = whole()
-    call = teller.issue()
-    teller.begin(call, teller.send(call), 0)
+    if begun:
+        call = teller.begin_new()
+    else:
+        call = teller.issue()
+        teller.send(call)  # noted in the page of a rank, and nothing was done of it yet
     teller.die(1, stopped=(0,))
     teller.settle(call, "died")
     teller.start(0, 1)
@@ -76,16 +78,6 @@ def test_what_a_killed_driver_owed_is_excused() -> None:
     teller = whole()
     teller.send(teller.issue())
     teller.add(DriverEnded, number=1, closed=False)
-
-    assert teller.broken() == set()
-
-
-def test_a_rank_restarted_alone_under_one_for_one_is_right() -> None:
-    teller = whole(strategy="one_for_one")
-    teller.die(1)
-    teller.start(1, meets=False, new_epoch=False)
-    teller.serve()
-    teller.close()
 
     assert teller.broken() == set()
 
@@ -190,28 +182,12 @@ def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> N
 def test_what_a_death_withdrew_was_not_passed_over() -> None:
     teller = whole(strategy="one_for_one")
     call = teller.issue()
-    wire = teller.send(call)  # nobody begins it
+    teller.send(call)  # nobody begins it
     teller.die(1)
     teller.start(1, meets=False, new_epoch=False)
     teller.serve()
-    assert teller.wires > wire
-    wire = teller.send(call)
-    for rank in (0, 1):
-        teller.begin(call, wire, rank)
-        teller.end(call, wire, rank)
+    teller.run(call, teller.send(call))
     teller.settle(call)
-    teller.close()
-
-    assert teller.broken() == set()
-
-
-def test_who_had_ended_a_call_may_have_begun_the_next_unseen() -> None:
-    teller = whole()
-    call = teller.issue()
-    teller.send(call)  # noted in the page of a rank, and nothing was done of it yet
-    teller.die(1, stopped=(0,))
-    teller.settle(call, "died")
-    teller.start(0, 1)
     teller.close()
 
     assert teller.broken() == set()
@@ -241,8 +217,7 @@ def test_a_call_behind_one_that_was_withdrawn_may_have_begun_unseen(by: str) -> 
 
 def test_where_a_group_gives_up_no_call_is_made_again() -> None:
     teller = whole(intensity=0)
-    call = teller.issue(retries=5)
-    teller.begin(call, teller.send(call), 0)
+    call = teller.begin_new(retries=5)
     teller.die(0, "give up: more than 0 restarts in 60 s", stopped=(1,))
     teller.settle(call, "died")
     teller.add(GroupEnded, group="g", epoch=1, cause="give up")
@@ -255,11 +230,9 @@ def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one
     teller = whole()
     teller.calls += 1
     held_up = teller.calls  # numbered, and not issued
-    call = teller.issue(retries=1)
-    teller.begin(call, teller.send(call), 0)
+    call = teller.begin_new(retries=1)
     teller.add(CallIssued, group="g", call=held_up, method="m", shape="collective")
-    teller.die(0, stopped=(1,))
-    teller.start(0, 1)
+    teller.restart()
     for each in (held_up, call):
         lies.again(teller, each)
     teller.close()

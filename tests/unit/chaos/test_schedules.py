@@ -13,6 +13,8 @@ from phalanx.chaos.nemesis.catalog import FaultPattern
 from phalanx.runtime import find_gpus
 from phalanx.supervision import SpecError
 
+LATE = ScheduledFault(number=1, at=5.0, fault="kill")
+
 
 def drawn(seed: int) -> Schedule:
     aims = [*map(FaultPattern.of, ("kill", "hang", "stop:driver", "stop:zygote", "exit"))]
@@ -65,13 +67,7 @@ def test_a_schedule_that_would_be_empty_has_one_strike() -> None:
         ("rate", {"rate": 1e9}),
         ("target", {"faults": ("kill:\u00b2",)}),
         ("duration", {"duration": 0}),
-        (
-            "duration",
-            {
-                "duration": 2.0,
-                "schedule": Schedule((ScheduledFault(number=1, at=5.0, fault="kill"),)),
-            },
-        ),
+        ("duration", {"duration": 2.0, "schedule": Schedule((LATE,))}),
         ("seed", {"seed": "seven"}),
         ("callers", {"callers": 0}),
         ("record", {"record": Path(__file__)}),

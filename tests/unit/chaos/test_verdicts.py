@@ -26,14 +26,9 @@ def result(teller: Teller, *strikes: ScheduledFault, interrupted: bool = False) 
 
 def test_a_run_whose_faults_all_missed_is_not_ok_and_says_why() -> None:
     teller = whole()
+    strike = {"fault": "kill", "target": "store", "why": "there was no store process"}
     for number in (1, 2):
-        teller.add(
-            FaultMissed,
-            number=number,
-            fault="kill",
-            target="store",
-            why="there was no store process",
-        )
+        teller.add(FaultMissed, number=number, **strike)
     teller.close()
 
     missed = result(teller, KILL)
@@ -86,9 +81,8 @@ def test_the_table_says_how_many_groups_were_built_and_gave_up() -> None:
     teller.die(0, decision="give up", stopped=(1,))
     teller.add(GroupEnded, group="g", epoch=1, cause="too many")
     once = result(teller).render()
-    teller.add(
-        GroupBuilt, group="h", world_size=2, strategy="one_for_all", intensity=0, period=60.0
-    )
+    about = {"strategy": "one_for_all", "intensity": 0, "period": 60.0}
+    teller.add(GroupBuilt, group="h", world_size=2, **about)
 
     assert "groups     1 built, 1 gave up" in once
     assert "groups     2 built, 1 gave up" in result(teller).render()

@@ -54,7 +54,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return code, seen.out, seen.err
 
 
-def test_the_list_has_a_line_per_death_the_newest_first(
+def test_the_list_has_a_line_per_death_the_newest_first_and_as_json_the_reports(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = told(capsys, "reports", str(folder))
@@ -74,13 +74,7 @@ def test_the_list_has_a_line_per_death_the_newest_first(
     assert all("restart ranks 0, 1" in line for line in lines)
     assert err.startswith(f"passed over {folder}/torn.json: not a crash report, or a torn one")
 
-
-def test_the_list_as_json_is_the_reports_with_their_files(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, out, _ = told(capsys, "reports", str(folder), "--json")
-
-    found = json.loads(out)
+    found = json.loads(told(capsys, "reports", str(folder), "--json")[1])
     assert [each["rank"] for each in found] == [1, 1, 0]
     assert found[2]["call"]["method"] == "step"
     again = CrashReport.from_json(Path(found[2]["file"]).read_text())
@@ -123,14 +117,7 @@ def test_the_newest_report_is_told(folder: Path, capsys: pytest.CaptureFixture[s
         "  doing     nothing: it was between calls",
         f"  then      restart ranks 0, 1, because {WHY}",
     ]
-
-
-def test_what_a_worker_wrote_does_not_command_the_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, out, _ = told(capsys, "reports", "show", "latest", str(folder))
-
-    assert "\\x1b[2J\\x07gone" in out
+    assert "\\x1b[2J\\x07gone" in out  # what a worker wrote does not command the terminal
 
 
 def test_a_report_is_found_by_its_path_by_its_name_and_in_the_folder_of_the_environment(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.link.messages import (
-    Beat,
     Ended,
     Launch,
     MalformedMessage,
@@ -98,9 +97,3 @@ def test_byte_strings_that_are_missing_left_over_or_taken_twice_are_refused(
 
     with pytest.raises(MalformedMessage):
         decode([head, *blobs])
-
-
-def test_a_message_holds_no_code() -> None:
-    """What is pickled stays bytes here."""
-    assert b"Beat" in encode(Beat(number=1))[0]
-    assert json.loads(encode(Beat(number=1))[0]) == {"kind": "Beat", "number": 1}

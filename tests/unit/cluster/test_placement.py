@@ -23,8 +23,6 @@ from phalanx.cluster.nodes.placement import place
         (6, {2: 3, 3: 3}, {0: 0, 1: 0, 2: 1, 3: 1, 4: 1, 5: 1}, [2, 2, 3, 3, 3, 2]),
         (6, {0: 4, 1: 2}, {0: 0, 1: 0, 2: 0, 3: 0}, [0, 0, 0, 0, 1, 1]),
         (2, {0: 1}, {}, None),
-        (1, {}, {}, None),
-        (3, {0: 2}, {0: 0, 1: 0, 2: 0}, None),
     ],
 )
 def test_ranks_of_one_node_go_on_together(

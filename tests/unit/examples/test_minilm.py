@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from minilm import MiniLM, batches, folder, share
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 PAD = 0
 
 SENTENCES = [

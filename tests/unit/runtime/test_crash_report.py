@@ -59,11 +59,13 @@ FATES = (
     CallFate(method="forward", call_id=42, fate=Fate.FAILED),
     CallFate(method="step", call_id=43, fate=Fate.SENT_AGAIN, retries_left=1),
     CallFate(method="step", call_id=44, fate=Fate.SENT_AGAIN, begun=False),
+    CallFate(method="go", call_id=46, fate=Fate.SENT_AGAIN, retries_left=(1 << 30) - 1),
     CallFate(method="who", call_id=45, fate=Fate.KEPT),
 )
 CALLS = (
     "failed: forward (call 42); sent again: step (call 43, 1 retry left), step (call 44, no rank "
-    "had begun it); answers of the other ranks kept: who (call 45); not sent yet, and waiting: 2"
+    "had begun it), go (call 46); answers of the other ranks kept: who (call 45); not sent yet, "
+    "and waiting: 2"
 )
 texts = st.text(max_size=30)
 
@@ -218,27 +220,15 @@ def test_the_brief_form_fits_into_a_log_record_however_odd_its_texts_are() -> No
     assert json.loads(data)["report"]["logs"] == ["\x02" * 1500]
 
 
-def test_a_crash_on_the_console_is_the_report_as_people_read_it() -> None:
+def test_the_event_of_a_crash_holds_the_report_as_json_can_and_shows_it_as_people_read_it() -> None:
     record = fields(WorkerCrashed(report=report(), at=12.5))
 
     shown = render(record, "[embed/1 #3 4711]").decode().splitlines()
 
+    assert (record["event"], record["level"]) == ("phalanx.worker_crashed", "error")
+    assert CrashReport.from_json(json.dumps(record["report"])) == report()
     assert shown[0].endswith("error    [embed/1 #3 4711] phalanx.worker_crashed")
     assert shown[1:] == [f"[embed/1 #3 4711]   {line}" for line in report().render().splitlines()]
-
-
-def test_the_event_of_a_crash_holds_the_report_as_json_can() -> None:
-    record = fields(WorkerCrashed(report=report(), at=12.5))
-
-    assert record["event"] == "phalanx.worker_crashed"
-    assert record["level"] == "error"
-    assert CrashReport.from_json(json.dumps(record["report"])) == report()
-
-
-def test_retries_that_do_not_run_out_are_not_counted() -> None:
-    again = CallFate(method="advance", call_id=12, fate=Fate.SENT_AGAIN, retries_left=(1 << 30) - 1)
-
-    assert str(again) == "advance (call 12)"
 
 
 @pytest.mark.parametrize(

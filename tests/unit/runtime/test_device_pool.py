@@ -265,7 +265,9 @@ def test_a_masked_device_is_not_leased() -> None:
     assert str(lease_of(pool, 0)) == "GPU-00000002-fake"
 
 
-def test_the_kernel_module_tells_of_its_devices(tmp_path: Path) -> None:
+def test_the_kernel_module_tells_of_its_devices_and_without_it_there_is_none(
+    tmp_path: Path,
+) -> None:
     for bus, uuid in (("0000:9b:00.0", "bbbb"), ("0000:1a:00.0", "aaaa")):
         folder = tmp_path / "gpus" / bus
         folder.mkdir(parents=True)
@@ -274,7 +276,4 @@ def test_the_kernel_module_tells_of_its_devices(tmp_path: Path) -> None:
     gpus = ProcInventory(tmp_path).gpus()
 
     assert gpus == (Gpu("GPU-aaaa", 0, "NVIDIA H200"), Gpu("GPU-bbbb", 1, "NVIDIA H200"))
-
-
-def test_no_kernel_module_means_no_gpu(tmp_path: Path) -> None:
     assert ProcInventory(tmp_path / "nothing").gpus() == ()

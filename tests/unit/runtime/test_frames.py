@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -47,10 +48,10 @@ UNREADABLE = (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError
 class Wire:
     """Two ends of a socket with an arena behind the one and its reader behind the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena_size: int = ARENA_SIZE) -> None:
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.theirs.setblocking(False)
-        self.arena = Arena.create(ARENA_SIZE)
+        self.arena = Arena.create(arena_size)
         counters = memoryview(bytearray(8 * SLOTS)).cast("Q")
         self.borrower = Borrower(counters)
         self.reader = ArenaReader(os.dup(self.arena.fd), counters)
@@ -147,23 +148,16 @@ def test_what_was_decoded_where_it_lay_stays_when_its_place_is_used_again(wire: 
     assert read == values
 
 
-def test_a_place_behind_what_stays_mapped_is_read_too(wire: Wire) -> None:
-    arena = Arena.create(4 * KEPT_MAPPED)
-    counters = memoryview(bytearray(8 * SLOTS)).cast("Q")
-    reader = ArenaReader(os.dup(arena.fd), counters)
-    fills = arena.place(KEPT_MAPPED)
-    payload = Payload.of(encode(b"x" * 300_000, "it"), arena)
+def test_a_place_behind_what_stays_mapped_is_read_too() -> None:
+    with contextlib.closing(Wire(4 * KEPT_MAPPED)) as wire:
+        fills = wire.arena.place(KEPT_MAPPED)
+        wire.send(b"x" * 300_000)
+        frame = wire.receive()
 
-    send(wire.ours, payload.packet(Kind.CALL, epoch=1, call_id=7), None)
-    frame = receive(wire.theirs, reader)
-
-    assert fills is not None
-    assert isinstance(frame, Frame)
-    assert frame.value() == b"x" * 300_000
-    assert sum(counters) == 1
-    payload.close()
-    arena.close()
-    reader.close()
+        assert fills is not None
+        assert wire.is_lent
+        assert frame.value() == b"x" * 300_000
+        assert not wire.is_lent
 
 
 def test_a_forked_child_does_not_look_where_its_parent_has_mapped(wire: Wire) -> None:
@@ -185,6 +179,12 @@ def test_a_body_in_pieces_is_one_packet_whether_or_not_there_is_room() -> None:
     value = [b"x" * 70_000, changes]
     payload = Payload.of(encode(value, "it"), arena)
     sent = 0
+
+    def received() -> Any:
+        frame = receive(worker)
+        assert isinstance(frame, Frame)
+        return frame.value()
+
     try:
         head = call_packet(payload, Flag.NONE, 1, 7, 0, EVERY_RANK)
         while channel.send(head, None, payload.rest):
@@ -196,13 +196,9 @@ def test_a_body_in_pieces_is_one_packet_whether_or_not_there_is_room() -> None:
         hello = receive(worker)
         assert isinstance(hello, Frame)
         for _ in range(sent):
-            frame = receive(worker)
-            assert isinstance(frame, Frame)
-            assert frame.value() == [b"x" * 70_000, b"y" * 10_000]
+            assert received() == [b"x" * 70_000, b"y" * 10_000]
         assert channel.flush() == []
-        last = receive(worker)
-        assert isinstance(last, Frame)
-        assert last.value() == [b"x" * 70_000, b"y" * 10_000]
+        assert received() == [b"x" * 70_000, b"y" * 10_000]
     finally:
         worker.close()
         channel.close()

@@ -108,15 +108,23 @@ def frame(call_id: int, body: bytes) -> Frame:
     return Frame(Kind.CALL, Flag.COLLECTIVE, 3, call_id, 2, EVERY_RANK, body)
 
 
-def large(call_id: int, body: bytes) -> Frame:
-    """A frame whose body lies in a file."""
+def copies(call_id: int, body: bytes, count: int, near: bytes = b"own part") -> list[LargeFrame]:
+    """What the driver sends *count* ranks of one call: the same file."""
     file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.write(file, body)
-    payload = Payload.in_file(seal_message_file(file), len(body))
-    far = LargeFrame(Kind.CALL, payload.flags, 3, call_id, 2, EVERY_RANK, payload.tail)
-    far.fds = [file]
-    far.lender = None
-    return far
+    payload = Payload.in_file(seal_message_file(file), len(body), near)
+    frames: list[LargeFrame] = []
+    for _ in range(count):
+        flags = payload.flags | Flag.COLLECTIVE
+        each = LargeFrame(Kind.CALL, flags, 3, call_id, 2, EVERY_RANK, payload.tail)
+        each.fds, each.lender = [os.dup(file)], None
+        frames.append(each)
+    os.close(file)
+    return frames
+
+
+def large(call_id: int, body: bytes) -> Frame:
+    return copies(call_id, body, 1, b"")[0]
 
 
 def content(delivery: Delivery) -> bytes:
@@ -233,21 +241,6 @@ def test_no_packet_claims_memory_that_is_not_its_own(packet: bytes, size: int) -
         ends.take([head, packet])
 
         assert not any(each.head[2] & (Flag.FILE | Flag.ARENA) for each in ends.got[1])
-
-
-def copies(call_id: int, body: bytes, count: int) -> list[LargeFrame]:
-    """What the driver sends *count* ranks of one call: the same file."""
-    file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
-    os.write(file, body)
-    payload = Payload.in_file(seal_message_file(file), len(body), b"own part")
-    frames: list[LargeFrame] = []
-    for _ in range(count):
-        flags = payload.flags | Flag.COLLECTIVE
-        each = LargeFrame(Kind.CALL, flags, 3, call_id, 2, EVERY_RANK, payload.tail)
-        each.fds, each.lender = [os.dup(file)], None
-        frames.append(each)
-    os.close(file)
-    return frames
 
 
 def test_a_body_for_several_ranks_travels_once_and_before_what_refers_to_it(ends: Ends) -> None:

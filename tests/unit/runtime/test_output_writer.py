@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.processes import LONG, soon, start_thread
+from tests.support.processes import LONG, soon, start_thread, wait_until
 
 from phalanx.runtime.output.collector_main import Writer
 
@@ -133,9 +133,9 @@ def test_closing_waits_for_a_reader_no_longer_than_its_deadline(pipe: tuple[int,
     reader, shared = pipe
     writer = Writer(os.dup(shared))
     writer.write(LINE * 2000, 2000)
+    wait_until(lambda: not select.select([], [shared], [], 0)[1], "a full pipe")
 
     writer.close(time.monotonic() + 0.05)
 
-    assert not select.select([], [shared], [], 0)[1]  # the pipe is full
     assert read_until(reader, 2000 * len(LINE)) == LINE * 2000  # so that its thread ends
     writer.close(soon())

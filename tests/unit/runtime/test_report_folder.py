@@ -127,8 +127,8 @@ def test_a_directory_that_cannot_be_made_is_told_and_not_raised(tmp_path: Path) 
     assert told.directory == str(tmp_path / "file" / "reports")
 
 
-@pytest.mark.parametrize("given", ["", 3, b"", ["a"]])
-def test_what_is_no_folder_is_refused(given: object) -> None:
+@pytest.mark.parametrize("given", ["", 3, b"", ["a"], "/proc/reports"])
+def test_what_is_no_folder_is_refused_at_once(given: object) -> None:
     with pytest.raises(SpecError, match="report_dir="):
         ReportFolder.of("report_dir", given)
 
@@ -139,32 +139,14 @@ def test_keeping_none_makes_no_sense(tmp_path: Path, keep: object) -> None:
         ReportFolder(tmp_path, keep=keep)  # type: ignore[arg-type]  # what is tested
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_completed_report_replaces_the_one_before_and_no_other_of_the_same_moment(
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PHALANX_REPORT_DIR", str(tmp_path / "file"))
-
-    with pytest.raises(SpecError, match="PHALANX_REPORT_DIR=.*cannot be written to"):
-        ReportFolder.from_environment()
-    with pytest.raises(SpecError, match="report_dir=.*cannot be written to"):
-        ReportFolder.of("report_dir", "/proc/reports")
-
-
-def test_reports_of_the_same_moment_do_not_replace_each_other(tmp_path: Path) -> None:
     folder = ReportFolder(tmp_path)
-
-    written(folder, report())
-    written(folder, replace(report(), pid=4712))
-
-    assert len(list(folder.read())) == 2
-
-
-def test_a_report_that_is_completed_replaces_the_one_before(tmp_path: Path) -> None:
-    folder = ReportFolder(tmp_path)
-    path = written(folder, report())
+    path, other = written(folder, report()), written(folder, replace(report(), pid=4712))
     complete = replace(report(), lost=Lost.NODE, node=2, fenced="its last word")
 
     assert folder.write(complete, str(path)) == ReportWritten(path=str(path), at=ANY)
 
-    assert [(each.path, each.report) for each in folder.read()] == [(path, complete)]
+    found = {each.path: each.report for each in folder.read()}
+    assert found == {path: complete, other: replace(report(), pid=4712)}

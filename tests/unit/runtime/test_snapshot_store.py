@@ -32,12 +32,8 @@ NAME = SnapshotName(7, 1, 4)
 Reader: TypeAlias = Callable[[], Any]
 
 
-def stamp(number: int = 7) -> Stamp:
-    return Stamp(number, 1, 4, 2, 1.5)
-
-
 def store(value: Any, folder: Path | None = None, number: int = 7) -> Payload:
-    return store_snapshot(encode(value, "it"), stamp(number), folder)
+    return store_snapshot(encode(value, "it"), Stamp(number, 1, 4, 2, 1.5), folder)
 
 
 @pytest.fixture

@@ -69,16 +69,12 @@ def test_a_tensor_from_a_gpu_arrives_on_the_host_of_a_process_without(size: int)
 
 
 @pytest.mark.usefixtures("landing")
-def test_a_tensor_from_a_gpu_lands_on_the_device_of_the_reader() -> None:
+def test_a_tensor_from_a_gpu_lands_on_the_device_of_the_reader_and_one_of_the_host_stays() -> None:
     arrived = travel(OnGpu(torch.ones(2, 3), requires_grad=True))
 
     assert (arrived.device.type, tuple(arrived.shape)) == ("meta", (2, 3))
     assert arrived.requires_grad
     assert arrived.is_leaf
-
-
-@pytest.mark.usefixtures("landing")
-def test_a_tensor_from_the_host_stays_there() -> None:
     assert travel(torch.ones(2)).device.type == "cpu"
 
 

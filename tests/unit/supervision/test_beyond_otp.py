@@ -291,6 +291,8 @@ def test_a_trapping_side_is_told_and_not_stopped() -> None:
         a.contexts.get(timeout=LIMIT).exited(CRASH)
 
         assert told.get(timeout=LIMIT).path == "top/a"
+        a.contexts.get(timeout=LIMIT)  # it was started again, so everybody has been told
+        top.which_children(timeout=LIMIT)
         assert b.told.empty()
 
 

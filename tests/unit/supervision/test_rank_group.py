@@ -84,19 +84,23 @@ def test_an_exit_of_an_earlier_incarnation_is_void() -> None:
     assert run(state, rank_exited(1, 1, KILLED, 2.0)) == (state, [()])
 
 
-def test_the_back_off_delays_the_start() -> None:
-    backoff = BackOff(initial=1.0, factor=2.0, maximum=8.0, jitter=0.0)
+def test_the_back_off_grows_and_a_wait_overtaken_by_a_longer_one_starts_nothing() -> None:
+    backoff = BackOff(initial=1.0, factor=4.0, maximum=32.0, jitter=0.0)
     state, taken = run(
         serving(Strategy.ONE_FOR_ONE, backoff=backoff),
         rank_exited(1, 1, KILLED, 10.0),
+        rank_exited(0, 1, KILLED, 10.5),
         wait_over(11.0),
-        rank_exited(1, 2, KILLED, 12.0),
+        wait_over(14.5),
+        rank_exited(1, 2, KILLED, 15.0),
     )
 
     assert taken == [
         (decide.Hold(), decide.WaitUntil(11.0)),
-        (StartRanks(1, 3, ((1, 2),)),),
-        (decide.Hold(), decide.WaitUntil(14.0)),
+        (decide.Hold(), decide.WaitUntil(14.5)),
+        (),
+        (StartRanks(1, 3, ((0, 2), (1, 2))),),
+        (decide.Hold(), decide.WaitUntil(31.0)),
     ]
     assert state.phase is Phase.WAITING
 
@@ -117,24 +121,6 @@ def test_a_rank_that_was_gone_for_a_while_counts_on() -> None:
     )
 
     assert taken[-1] == (StartRanks(4, 3, ((0, 4), (1, 2), (2, 1))),)
-
-
-def test_where_survivors_are_kept_only_the_dead_rank_starts_and_all_meet_in_a_new_epoch() -> None:
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ALL, keep=True),
-        rank_exited(1, 1, KILLED, 1.0),
-        rank_ready(0, 1, 1.1, joined=2),
-        rank_ready(1, 2, 1.2),
-        rank_ready(2, 1, 1.3, joined=2),
-    )
-
-    assert taken == [
-        (decide.Hold(), decide.ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),))),
-        (),
-        (),
-        (decide.Serve(2),),
-    ]
-    assert len(state.window.spent) == 1
 
 
 def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None:
@@ -322,19 +308,3 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
     assert ended == (state.phase is Phase.ENDED)
     assert len(state.window.spent) <= 4
     assert len(live) == (size if state.phase is Phase.SERVING else 0)
-
-
-def test_a_wait_that_was_overtaken_by_a_longer_one_starts_nothing() -> None:
-    backoff = BackOff(initial=1.0, factor=4.0, maximum=8.0, jitter=0.0)
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ONE, backoff=backoff),
-        rank_exited(1, 1, KILLED, 10.0),
-        rank_exited(0, 1, KILLED, 10.5),
-        wait_over(11.0),
-        wait_over(14.5),
-    )
-
-    assert taken[1] == (decide.Hold(), decide.WaitUntil(14.5))
-    assert taken[2] == ()
-    assert taken[3] == (StartRanks(1, 3, ((0, 2), (1, 2))),)
-    assert state.phase is Phase.MENDING

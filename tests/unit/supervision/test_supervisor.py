@@ -278,20 +278,25 @@ def test_a_start_for_which_there_is_no_thread_fails_and_its_supervisor_goes_on(
 # --- the program around it ----------------------------------------------------------------
 
 
-def test_a_tree_without_executors_logs_to_stderr_and_leaves_stdout_to_the_program() -> None:
+def test_trees_log_to_stderr_and_one_that_the_program_forgets_to_stop_is_stopped_at_its_end() -> (
+    None
+):
     done = in_sub_process("""
         import pykka
         from phalanx.supervision import ChildSpec, Intensity, Supervisor, SupervisorSpec
         class A(pykka.ThreadingActor):
             def on_receive(self, message):
                 raise message
+            def on_stop(self):
+                print("stopped", flush=True)
         spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", A.start)])
-        top = Supervisor(spec)
-        top.child("a").tell(ValueError("boom"))
-        top.wait_closed(10)
+        ended, forgotten = Supervisor(spec), Supervisor(spec)
+        ended.child("a").tell(ValueError("boom"))
+        ended.wait_closed(10)
+        print("end of program", flush=True)
     """)
 
-    assert (done.returncode, done.stdout) == (0, "")
+    assert (done.returncode, done.stdout) == (0, "end of program\nstopped\n")
     assert "critical" in done.stderr
     assert "phalanx.supervisor_gave_up" in done.stderr
 
@@ -338,21 +343,6 @@ def test_what_is_known_of_nested_supervisors_of_instances_goes_with_them() -> No
             top.terminate_child(key, timeout=LIMIT)
 
         assert top._services.instances == {"top": 3}
-
-
-def test_a_program_that_forgets_to_stop_its_tree_ends_and_stops_it() -> None:
-    done = in_sub_process("""
-        import pykka
-        from phalanx.supervision import ChildSpec, Supervisor, SupervisorSpec
-        class A(pykka.ThreadingActor):
-            def on_stop(self):
-                print("stopped", flush=True)
-        top = Supervisor(SupervisorSpec("top", children=[ChildSpec("a", A.start)]))
-        print("end of program", flush=True)
-    """)
-
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == ["end of program", "stopped"]
 
 
 def test_a_tree_without_a_thread_to_run_on_says_so_and_leaves_nothing(

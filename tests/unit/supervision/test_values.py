@@ -29,7 +29,6 @@ from phalanx.supervision import (
     is_broken_process_group,
 )
 from phalanx.supervision.core.machine import verdict
-from phalanx.supervision.core.restart_rules import in_period
 from phalanx.supervision.tree.services import ThreadTimers
 
 CRASH = ExitReason(ExitKind.CRASH)
@@ -60,10 +59,6 @@ def test_both_ends_of_the_period_count() -> None:
     assert window is not None
     assert window.admit(6.0) is None
     assert window.admit(6.000001) is not None
-
-
-def test_a_period_of_years_is_no_limit_and_is_not_told() -> None:
-    assert [in_period(seconds) for seconds in (0.5, 60.0, 1e9)] == [" in 0.5 s", " in 60 s", ""]
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))

@@ -127,9 +127,6 @@ def test_a_switch_that_is_not_needed_is_accepted_and_said_to_be_ignored() -> Non
         "--master-addr localhost",
         "--master-port 29501",
     ]
-
-
-def test_nothing_is_said_of_switches_that_were_not_given() -> None:
     assert options("--standalone", "--nnodes", "1:1", "train.py").ignored == ()
 
 
