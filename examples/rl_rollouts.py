@@ -35,8 +35,7 @@ class Policy(torch.nn.Sequential):
 
     def checksum(self) -> int:
         """Return the checksum of the weights."""
-        weights = torch.nn.utils.parameters_to_vector(self.parameters()).detach()
-        return zlib.crc32(weights.numpy().tobytes())
+        return zlib.crc32(b"".join(each.detach().numpy().tobytes() for each in self.parameters()))
 
 
 class Rollout(WorkerActor):
@@ -74,6 +73,7 @@ class Learner(WorkerActor):
     """Has the policy, and a book of the trajectories it was trained with and of their weights."""
 
     def __init__(self) -> None:
+        torch.set_num_threads(1)  # what several add up is not always the same in its last bits
         torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
         self.policy, self.version, self.book, self.stale = Policy(), 0, Counter[Any](), 0
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 0.02)
