@@ -33,7 +33,8 @@ def tree(path: str) -> TreeStatus:
 
 def group(name: str) -> GroupStatus:
     nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(GroupStatus)), 0)
-    return GroupStatus(**{**nothing, "group": name})
+    nothing["group"] = name
+    return GroupStatus(**nothing)
 
 
 def test_a_look_is_answered_by_all_and_each_tree_once() -> None:
