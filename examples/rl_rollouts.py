@@ -73,7 +73,7 @@ class Learner(WorkerActor):
     """Has the policy, and a book of the trajectories it was trained with and of their weights."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)  # what several add up is not always the same in its last bits
+        torch.set_num_threads(1)  # so that no sum depends on how threads share it
         torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
         self.policy, self.version, self.book, self.stale = Policy(), 0, Counter[Any](), 0
         self.optimizer = torch.optim.Adam(self.policy.parameters(), 0.02)

@@ -2,8 +2,8 @@
 
 - It is a `concurrent.futures.Future` (`wait`, `as_completed` and `asyncio.wrap_future` take it) and
   can be awaited. It completes without a thread that waits for it.
-- Its callbacks run on a thread of their own, where a blocking call raises instead of hanging. The
-  same thread wakes those who wait through `concurrent.futures`: one that blocks holds them up.
+- The callback thread runs its callbacks, and wakes threads that wait through `concurrent.futures`;
+  a callback that blocks delays both. There a blocking call raises instead of hanging.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
 _CONNECT = timedelta(seconds=30)  # of the store to itself, over loopback; arbitrary
 _KNOCK = 10.0  # seconds for a connection over loopback
-_TRY = timedelta(seconds=1)  # until it is asked whether the store still listens
+_ATTEMPT = timedelta(seconds=1)  # then the port is checked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +321,9 @@ def init_process_group(
 def _client(dist: Any, rendezvous: Rendezvous, timeout: timedelta | None) -> Any:
     """Connect to an epoch's store; raise once it is closed.
 
-    torch's client tries again until its timeout where nobody listens any more. A rank that is too
-    late for an epoch must not: it could not join the next one meanwhile. So each try is short.
+    torch's client repeats a failed attempt until its timeout, even if the port is closed, and a
+    rank cannot join the next epoch meanwhile. So each attempt is short, and the port is checked
+    before it.
     """
     where = (rendezvous.address, rendezvous.port)
     limit = dist.constants.default_pg_timeout if timeout is None else timeout
@@ -331,7 +332,7 @@ def _client(dist: Any, rendezvous: Rendezvous, timeout: timedelta | None) -> Any
         _knock(rendezvous)
         try:
             client = dist.TCPStore(
-                *where, is_master=False, wait_for_workers=False, timeout=min(_TRY, limit)
+                *where, is_master=False, wait_for_workers=False, timeout=min(_ATTEMPT, limit)
             )
         except dist.DistNetworkError:
             if time.monotonic() >= until:

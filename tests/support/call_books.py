@@ -90,7 +90,7 @@ class Books:
         self.wrong.append(f"{kind}: {entry.token} ({entry.shape}, {entry.retries}): {what}")
 
     def audit(self) -> None:
-        # Callbacks run on a thread of their own, and may come after the result was had.
+        # The callback thread may run later than the caller that had the result.
         with contextlib.suppress(AssertionError):
             wait_until(lambda: all(entry.told != 0 for entry in self.entries.values()))
         began: dict[str, list[Answer]] = defaultdict(list)

@@ -154,7 +154,7 @@ def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
     ]
     assert executor.collective_rpc("echo", WAIT, args=(nested,)) == [nested] * 2
     assert executor.call("echo", WAIT, args=(many,), rank=0) == many
-    # An object that stands twice arrives as one, views with memory of their own.
+    # An object that stands twice arrives as one, views do not share memory.
     assert executor.call(shared, WAIT, ([whole, whole], views), rank=0) == (True, False)
 
 

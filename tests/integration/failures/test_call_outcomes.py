@@ -197,6 +197,19 @@ def test_ranks_that_die_during_a_restart_are_restarted_too(
     assert found == least if strategy is Strategy.ONE_FOR_ONE else min(found) >= 3
 
 
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("dead", [(0, 1), (0, 1, 2)])
+def test_several_ranks_at_once(make: Make, strategy: Strategy, dead: tuple[int, ...]) -> None:
+    ex = make(world_size=3, strategy=strategy)
+    again = ex.collective_rpc("gated", LONG, ("/dev/null", 1), non_block=True, retries=1)
+
+    for rank in dead:
+        kill(ex, rank)
+
+    assert ex.collective_rpc("rank", LONG, retries=5) == [0, 1, 2]
+    assert again.done()
+
+
 @pytest.mark.parametrize("how", ["raise", "exit", "hang"])
 def test_a_start_that_fails_every_time_ends_the_group_and_answers_everybody(
     make: Make, how: str

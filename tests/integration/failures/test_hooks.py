@@ -155,7 +155,7 @@ def _raise(error: BaseException, _reason: ExitReason) -> None:
     raise error
 
 
-def test_a_failure_callback_that_goes_wrong_keeps_nobody_from_the_news(make: Make) -> None:
+def test_a_failure_callback_that_raises_prevents_no_other_call(make: Make) -> None:
     ex = make("", "", policy=RestartPolicy(restart=Restart.TEMPORARY))
     told: list[ExitReason] = []
     for error in (ValueError("it went wrong"), KeyboardInterrupt(), SystemExit(3)):

@@ -41,7 +41,7 @@ def open_fds() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def test_text_says_who_wrote_a_line_and_what_cannot_be_shown_ends_nobodys_output(
+def test_text_names_the_writer_of_a_line_and_a_record_that_cannot_be_shown_ends_no_output(
     launcher: Launcher, console: Console
 ) -> None:
     with OutputCollector(
@@ -146,7 +146,7 @@ def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, wor
     assert shown + dropped["lines"] == total
 
 
-def test_garbage_in_any_form_and_a_line_without_end_harm_nobody(
+def test_garbage_in_any_form_and_a_line_without_end_stop_no_output(
     console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     pid = collector.pid
@@ -202,7 +202,7 @@ def test_a_closed_collector_takes_no_worker_and_has_the_driver_show_events_if_an
     with OutputCollector(launcher, console=None, out=console.fd, err=console.fd) as silent:
         pass
 
-    silent.emit(SupervisorGaveUp("top", 1.0, "b", "nobody is to see it"))
+    silent.emit(SupervisorGaveUp("top", 1.0, "b", "not to be shown"))
     collector.emit(SupervisorGaveUp("top", 1.0, "a", "more than 3 restarts in 60 s"))
 
     record = console.record(event_is("phalanx.supervisor_gave_up"))

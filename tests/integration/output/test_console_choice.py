@@ -33,7 +33,7 @@ def test_the_environment_says_the_form_unless_the_program_does(
     records = [json.loads(line) for line in shown(capfd).splitlines()]
     with Runtime(console="text", level="warning", stream=False) as runtime:
         text = shown(capfd, runtime)
-    text += capfd.readouterr().err  # of its own, it may show it as late as it is closed
+    text += capfd.readouterr().err  # what the runtime shows at its close
 
     assert any(record.get("text") == "a line" for record in records)
     assert any(

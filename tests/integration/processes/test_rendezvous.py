@@ -193,7 +193,7 @@ def test_a_store_that_cannot_be_started_is_an_event(core: tuple[EventLoop, Launc
     assert on(rendezvous.port) == set()
 
 
-def test_epochs_rise_until_the_store_is_closed_and_cost_no_process_where_nobody_meets(
+def test_epochs_rise_until_the_store_is_closed_and_start_no_process_before_a_rank_connects(
     driver: Driver,
 ) -> None:
     for epoch in range(1, 20):

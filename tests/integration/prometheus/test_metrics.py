@@ -192,7 +192,7 @@ def test_the_command_follows_a_name_from_one_driver_that_is_killed_to_the_next(
                 wait_until(lambda: get(f"{url}/readyz") == (200, "ok\n"))
                 assert get(f"{own}/healthz")[0] in (200, 503)
                 driver.kill()
-                driver.assert_gone()  # the server of its own too
+                driver.assert_gone()  # with its server
                 wait_until(lambda: get(f"{url}/healthz")[0] == 503)
         finally:
             serving.kill()

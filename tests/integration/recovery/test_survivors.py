@@ -44,7 +44,7 @@ def are_kept(ex: Executor[Any], before: list[int | None]) -> list[bool]:
     return [now == then for now, then in zip(pids(ex), before, strict=True)]
 
 
-@pytest.mark.parametrize("dead", [0, 2])
+@pytest.mark.parametrize("dead", [0, 1, 2])
 def test_only_the_dead_rank_is_replaced_and_the_others_keep_what_they_hold(
     make: Make, dead: int
 ) -> None:
@@ -229,7 +229,7 @@ def test_deaths_one_after_the_other_keep_the_rest_each_time(make: Make) -> None:
     assert ex.status().epoch == 4
 
 
-@pytest.mark.parametrize("dead", [(0, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize("dead", [(0, 1), (1, 2), (0, 1, 2, 3)])
 def test_several_at_once_are_one_failure_each_or_fewer(make: Make, dead: tuple[int, ...]) -> None:
     ex = make(world_size=4)
     before = pids(ex)

@@ -210,8 +210,12 @@ def test_a_killed_driver_leaves_no_process_and_no_socket(
     try:
         driver.expect("calling")
         gateways: list[int] = []
-        while not gateways:  # one look may come upon a process that cannot be read just then
-            gateways = [pid for pid in driver.left() if "gateway" in procfs.command(pid)]
+
+        def look() -> bool:  # one may come upon a process that cannot be read just then
+            gateways.extend(pid for pid in driver.left() if "gateway" in procfs.command(pid))
+            return bool(gateways)
+
+        wait_until(look, "a gateway")
         name = f"@phalanx-link-{gateways[0]}-"
         # One look may miss a socket where another is closed meanwhile.
         wait_until(lambda: name in Path("/proc/net/unix").read_text())

@@ -182,7 +182,7 @@ def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> N
 def test_what_a_death_withdrew_was_not_passed_over() -> None:
     teller = whole(strategy="one_for_one")
     call = teller.issue()
-    teller.send(call)  # nobody begins it
+    teller.send(call)  # no rank begins it
     teller.die(1)
     teller.start(1, meets=False, new_epoch=False)
     teller.serve()

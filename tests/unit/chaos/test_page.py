@@ -61,9 +61,8 @@ def page_of(teller: Teller) -> str:
     )
 
 
-def test_every_incarnation_fault_and_outcome_is_there_within_the_drawing_and_has_a_colour() -> None:
-    page = page_of(told())
-    read = Reader(page)
+def test_every_incarnation_fault_and_outcome_is_there() -> None:
+    read = Reader(page_of(told()))
     words = " ".join(read.text)
 
     assert len(read.rects("up")) == 4  # two ranks, two incarnations each
@@ -75,15 +74,6 @@ def test_every_incarnation_fault_and_outcome_is_there_within_the_drawing_and_has
     assert "incarnation 2, epoch 2" in words
     assert "PASS: every invariant held" in words
     assert "seed 7" in words
-    (svg,) = (a for tag, a in read.found if tag == "svg")
-    for tag, each in read.found:
-        if tag == "rect":
-            x, y, w, h = (float(each[name] or 0) for name in ("x", "y", "width", "height"))
-            assert min(x, y) >= 0 < min(w, h), each
-            assert x + w <= float(svg["width"] or 0), each
-            assert y + h <= float(svg["height"] or 0), each
-        if tag in ("rect", "polygon"):
-            assert re.search(rf"\.{each['class']}[ ,][^}}]*fill: var", page), each
 
 
 def test_no_mark_is_drawn_across_the_name_of_another() -> None:

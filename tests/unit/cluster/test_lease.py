@@ -7,6 +7,7 @@ What decides is the code itself, on both sides.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,16 @@ LEASE = 10.0
 BEAT = LEASE / decide.BEATS_PER_LEASE
 SIMULATED = 150.0  # seconds of each world
 WORLDS = 400  # of which five show a fence 0.3 s too early, and one a driver that forgets the drift
+
+
+class WrongLease(Lease):
+    """It runs from when the answer arrived."""
+
+    def answered(self, number: int, now: float) -> bool:
+        if not super().answered(number, now):
+            return False
+        self.until = max(self.until, now + LEASE)
+        return True
 
 
 def test_a_lease_is_quiet_once_a_fifth_of_it_has_passed_without_an_answer() -> None:
@@ -41,7 +52,7 @@ class World:
         fenced_at: When the driver's machine held it for fenced; None if it never did.
     """
 
-    def __init__(self, seed: int, *, pauses: bool) -> None:
+    def __init__(self, seed: int, make: Callable[[float, float], Lease], *, pauses: bool) -> None:
         chance = self._chance = random.Random(seed)
         self._rate = 1 + chance.uniform(-DRIFT, DRIFT)  # of the node's clock; the other's is 1
         self._cut_at = chance.uniform(5, 20)
@@ -57,7 +68,7 @@ class World:
         self._nodes, _ = decide.greeted(nodes, 0, "it", 0.0)
         self._nodes = replace(self._nodes, wanted=0)
         self._answered_at = 0.0
-        self._lease = Lease(0.0, LEASE)
+        self._lease = make(0.0, LEASE)
         self.ended_at: float | None = None
         self.fenced_at: float | None = None
 
@@ -145,15 +156,21 @@ class World:
 
 
 def test_no_replacement_is_started_while_the_lost_node_runs() -> None:
-    worlds = [World(seed, pauses=False) for seed in range(WORLDS)]
+    worlds = [World(seed, Lease, pauses=False) for seed in range(WORLDS)]
 
     assert [seed for seed, world in enumerate(worlds) if world.run()] == []
     assert sum(world.fenced_at is not None for world in worlds) > WORLDS / 4
 
 
+def test_a_lease_that_runs_from_the_answer_is_found_out() -> None:
+    overlaps = (seed for seed in range(WORLDS) if World(seed, WrongLease, pauses=False).run())
+
+    assert len(list(itertools.islice(overlaps, 11))) == 11
+
+
 def test_only_a_stopped_node_process_outlives_its_lease() -> None:
     """The guardian, which reads the same deadline, is for that."""
-    worlds = [World(seed, pauses=True) for seed in range(WORLDS)]
+    worlds = [World(seed, Lease, pauses=True) for seed in range(WORLDS)]
 
     overlaps = [world for world in worlds if world.run()]
 
@@ -165,10 +182,20 @@ def test_only_a_stopped_node_process_outlives_its_lease() -> None:
         assert began <= until <= began + lasted
 
 
+def test_silence_costs_one_lease_and_little_more() -> None:
+    for seed in range(100):
+        world = World(seed, Lease, pauses=False)
+        world._delay = 0.001
+        world._cut_at, world._healed_at, world._cut = 10.0, 1000.0, "both"
+        world.run()
+        assert world.fenced_at is not None
+        assert world.fenced_at - 10.0 <= LEASE * (1 + DRIFT) + KILL_TIME + 0.1
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_million_worlds_have_no_overlap() -> None:
-    assert [seed for seed in range(1_000_000) if World(seed, pauses=False).run()] == []
+    assert [seed for seed in range(1_000_000) if World(seed, Lease, pauses=False).run()] == []
 
 
 def test_an_answer_extends_the_lease_from_when_its_beat_was_sent() -> None:
