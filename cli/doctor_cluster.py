@@ -7,8 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cluster.link.greeting import unlike
-from phalanx.cluster.ray.options import Ray, check_installed
+from phalanx.cluster import Ray, check_ray_installed, version_mismatches
 from phalanx.supervision import RuntimeFault
 
 from .doctor import LEAST_FILES, LEAST_SHM_BYTES, Finding, judged, versions
@@ -29,7 +28,7 @@ def examine_cluster(address: str) -> dict[str, Finding]:
     survey = "phalanx.cluster.ray.survey_main"
     command = [sys.executable, "-m", survey, Ray(address=address).address]
     try:
-        check_installed()
+        check_ray_installed()
         # Ray is not for this process: it would leave threads and signal handlers here.
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=_LIMIT, check=False)
         facts = json.loads(done.stdout.splitlines()[-1])
@@ -84,7 +83,7 @@ def judge(
 
 
 def _versions(node: Mapping[str, Any], here: Mapping[str, str | None]) -> Finding:
-    wrong = [f"{name} {wanted}" for name, _, wanted in unlike(node, here)]
+    wrong = [f"{name} {wanted}" for name, _, wanted in version_mismatches(node, here)]
     names = ("python", "phalanx", "torch")
     told = ", ".join(f"{name} {node.get(name, '(none)')}" for name in names)
     remedy = f"install what this machine has: {', '.join(wrong)}"

@@ -13,7 +13,9 @@ from .driver.far_process import FarProcess as FarProcess
 from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
 from .join.options import JoinedNodes as JoinedNodes
+from .link.greeting import version_mismatches as version_mismatches
 from .link.messages import Output as Output
 from .link.messages import RankLaunch as RankLaunch
 from .link.messages import RelayLink as RelayLink
 from .ray.options import Ray as Ray
+from .ray.options import check_ray_installed as check_ray_installed

@@ -23,6 +23,8 @@ from phalanx.actors.spec.options import (
     replaced_keywords,
     spec_of,
 )
+from phalanx.cluster import ClusterOptions, JoinedNodes, Ray
+from phalanx.runtime import Zmq
 from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
 from phalanx.supervision import tree_from_toml as supervision_from_toml
 
@@ -146,12 +148,14 @@ def tree_from_toml(text: str, starts: Mapping[str, Any] | None = None) -> Superv
     """Return the tree that *text* declares, executors included.
 
     ``[executor.NAME]`` declares one: ``worker = "module:Class"``, the options of `executor_child`,
-    and a table for each group of options, such as ``policy``, ``limits`` and ``checkpoint``.
+    and a table for each group of options, such as ``policy``, ``limits`` and ``checkpoint``. That
+    of ``cluster`` says ``engine = "ray"`` or ``"join"``, and the options of `Ray` or `JoinedNodes`.
 
     Args:
         text: The TOML document; see `phalanx.supervision.tree_from_toml` for the rest of it.
-        starts: Start functions, worker classes and device pools (``devices = "gpus"``) by the name
-            the document uses for them; any other name is ``module:attribute`` and imported.
+        starts: Start functions, worker classes, device pools (``devices = "gpus"``), deciders and
+            clusters by the name the document uses for them; any other name is
+            ``module:attribute`` and imported.
 
     Raises:
         SpecError: Something in it makes no sense; nothing has been started.
@@ -159,6 +163,7 @@ def tree_from_toml(text: str, starts: Mapping[str, Any] | None = None) -> Superv
     return supervision_from_toml(text, starts, {"executor": _declared})
 
 
+_ENGINES: dict[object, type[ClusterOptions]] = {"ray": Ray, "join": JoinedNodes}
 _OPTIONS = {
     *inspect.signature(spec_of).parameters,
     *inspect.signature(executor_child).parameters,
@@ -170,13 +175,35 @@ def _declared(id: str, table: dict[str, Any], load: Callable[[str, object], Any]
         known = ", ".join(sorted(_OPTIONS))
         raise SpecError(option, table[option], f"unknown; known are {known}")
     worker = load("worker", table.pop("worker", None))
-    given: Any = table.get("devices")
-    devices = cast("dict[str, Any]", given if isinstance(given, dict) else {"names": given})
+    devices = _table(table.get("devices"), "names")
     if isinstance(name := devices.get("names"), str) and name not in {"auto", "cpu", "cuda"}:
         table["devices"] = {**devices, "names": load("devices", name)}
+    policy = _table(table.get("policy"))
+    if isinstance(name := policy.get("decider"), str):
+        table["policy"] = {**policy, "decider": load("policy.decider", name)}
+    launch = _table(table.get("launch"))
+    if isinstance(zmq := launch.get("transport"), dict):
+        table["launch"] = {**launch, "transport": group_of("launch.transport", Zmq, zmq)}
+    if "cluster" in table:
+        table["cluster"] = _cluster(table["cluster"], load)
     if "checkpoint" in table:
         table["checkpoint"] = group_of("checkpoint", CheckpointPolicy, table["checkpoint"])
     return executor_child(id, worker, **table)
+
+
+def _table(given: object, short: str = "") -> dict[str, Any]:
+    """Return the group of options *given*; what is no table is the option *short*."""
+    return cast("dict[str, Any]", given) if isinstance(given, dict) else {short: given}
+
+
+def _cluster(given: object, load: Callable[[str, object], Any]) -> object:
+    if not isinstance(given, dict):
+        return load("cluster", given)
+    table = dict(cast("dict[str, Any]", given))
+    kind = _ENGINES.get(engine := table.pop("engine", None))
+    if kind is None:
+        raise SpecError("cluster.engine", engine, f"give {' or '.join(_ENGINES)}")
+    return group_of("cluster", kind, table)
 
 
 def _forget_gone(unused: dict[str, list[CheckpointCoordinator | None]], ctx: StartContext) -> None:

@@ -205,6 +205,8 @@ class Group:
             self.runtime = acquire_shared() if runtime is None else runtime
             if runtime is None:
                 release.callback(release_shared, self.runtime)
+                if parent is not None:  # what was imported outlives a restart
+                    parent.ctx.hold(acquire_shared, release_shared)
             # Boots while the rest is being made.
             self.runtime.launcher.warm(spec.launch.preload)
             if spec.is_remote:

@@ -41,13 +41,15 @@ def why_unfit(greeting: Greeting) -> str:
     """Return why a node that says *greeting* cannot serve this driver; empty if it can."""
     here = {"python": platform.python_version()}
     here |= {package: _version(package) for package in ("phalanx", "torch")}
-    for name, there, own in unlike({name: getattr(greeting, name) for name in here}, here):
+    for name, there, own in version_mismatches(
+        {name: getattr(greeting, name) for name in here}, here
+    ):
         why = f"{greeting.host} has {name} {there}, and the driver {own}"
         return f"{why}: install the same version on both"
     return ""
 
 
-def unlike(
+def version_mismatches(
     there: Mapping[str, str | None], here: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what is to have the same version on both sides and has not, with the two versions.

@@ -69,7 +69,7 @@ class Ray(ClusterOptions):
             MissingPackage: Ray is not installed.
             RuntimeFault: it is too old.
         """
-        check_installed()
+        check_ray_installed()
         opening = {
             "address": self.address,
             "resources": dict(self.resources or {}),
@@ -80,7 +80,7 @@ class Ray(ClusterOptions):
         return BrokeredEngine(loop, "Ray broker", "phalanx.cluster.ray.broker_main", opening)
 
 
-def check_installed() -> None:
+def check_ray_installed() -> None:
     """Raise as `Ray.engine` does."""
     try:
         there = version("ray")

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from phalanx.supervision.core.notices import CallbackFailed, Notice, notice_fields
@@ -157,6 +157,8 @@ class TreeServices:
         self._lock = threading.Lock()
         self._members: set[SupervisorActor] = set()
         self._subscribers: list[Subscriber] = []
+        self._held: set[Callable[[], object]] = set()
+        self._at_end = ExitStack()
 
     def run(self, member: SupervisorActor) -> None:
         """Start the thread of *member*; the timers start with the first."""
@@ -179,8 +181,21 @@ class TreeServices:
         with self._lock:
             self._members.discard(member)
             is_last = not self._members
+            at_end = self._at_end.pop_all() if is_last else None
         if is_last and isinstance(self.timers, ThreadTimers):
             self.timers.close()
+        if at_end is not None:
+            at_end.close()
+
+    def hold(self, acquire: Callable[[], Any], release: Callable[[Any], object]) -> None:
+        """Hold what *acquire* returns, once, until *release* when the last supervisor has ended.
+
+        Both must not block for long, nor use this object.
+        """
+        with self._lock:
+            if self._members and acquire not in self._held:
+                self._at_end.callback(release, acquire())
+                self._held.add(acquire)
 
     def is_inside(self, path: str) -> bool:
         """Return whether this thread is that of *path*, or of one below it that is not over."""

@@ -85,6 +85,14 @@ class StartContext:
         assert self._services.look is not None, "nothing starts before there is a supervisor"
         return self._services.look()
 
+    def hold(self, acquire: Callable[[], Any], release: Callable[[Any], object]) -> None:
+        """Hold what *acquire* returns for the whole tree, until *release* when that has ended.
+
+        A resource that is costly to make again then outlives a restart of its users. It is
+        acquired once, however many starts ask for it.
+        """
+        self._services.hold(acquire, release)
+
     def emit_by(self, emit: Callable[[Notice], object]) -> None:
         """Have *emit* log the tree's notices from now on, unless the tree has a logger."""
         self._services.emit_by(emit)

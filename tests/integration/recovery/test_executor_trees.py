@@ -30,6 +30,7 @@ from phalanx.supervision import (
     ExitReason,
     Intensity,
     Restart,
+    RuntimeFault,
     SpecError,
     StartFailed,
     SupervisorDown,
@@ -271,6 +272,24 @@ def test_a_single_worker_is_restarted_by_its_type(
     else:
         wait_until(lambda: tree.count_children().active == 0)
         assert before.wait_closed(LONG)
+
+
+def test_the_shared_runtime_lives_as_long_as_the_tree_so_that_a_restart_imports_nothing_again(
+    grow: Grow,
+) -> None:
+    launch = Launch(preload=(), transport=TRANSPORT)
+    tree = grow(executor_child("a", Echo, 1, launch=launch))
+    before = executor(tree, "a")
+    tree.terminate_child("a")
+    assert before.wait_closed(LONG)
+
+    assert tree.restart_child("a")
+
+    assert executor(tree, "a").group.runtime is before.group.runtime
+    assert executor(tree, "a").collective_rpc("rank", LONG) == [0]
+    tree.close()
+    with pytest.raises(RuntimeFault, match="closed"):
+        Executor(Echo, 1, launch=launch, runtime=before.group.runtime)
 
 
 def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:

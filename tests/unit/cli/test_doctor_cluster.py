@@ -106,7 +106,7 @@ def test_without_ray_the_remedy_is_told_and_the_code_is_1(
     def missing() -> None:
         raise RuntimeFault("Ray 2.51 is too old: pip install 'ray>=2.52'")
 
-    monkeypatch.setattr(doctor_cluster, "check_installed", missing)
+    monkeypatch.setattr(doctor_cluster, "check_ray_installed", missing)
 
     code = main(["doctor", "--cluster", "--json"])
 

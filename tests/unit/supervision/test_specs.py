@@ -278,6 +278,9 @@ env = { A = "1" }
 """
 
 
+JOIN = '{ engine = "join", bind = "127.0.0.1", ranks_per_node = 2, port = 29500 }'
+
+
 def test_a_toml_tree_has_executors_with_all_their_options() -> None:
     (child,) = phalanx.tree_from_toml(EXECUTORS).child_specs
 
@@ -297,8 +300,43 @@ def test_a_pool_in_a_toml_tree_is_the_one_of_that_name(devices: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("policy = {", 'policy = { decider = "mine",'),
+        ("policy = {", 'policy = { decider = "phalanx.supervision:GPU_WORKER",'),
+        ("preload = []", "preload = []\ntransport = { ipc = true, lost_after = 5.0 }"),
+        ("args = [", 'cluster = { engine = "ray", ranks_per_node = 2 }\nargs = ['),
+        ("args = [", f"cluster = {JOIN}\nargs = ["),
+        ("args = [", 'cluster = "nodes"\nargs = ['),
+    ],
+)
+def test_a_toml_tree_has_deciders_transports_and_clusters(old: str, new: str) -> None:
+    nodes = phalanx.Ray(ranks_per_node=2)
+
+    tree = phalanx.tree_from_toml(EXECUTORS.replace(old, new), {"mine": Decider(), "nodes": nodes})
+
+    assert [child.id for child in tree.child_specs] == ["model"]
+
+
+@pytest.mark.parametrize(
     ("old", "new", "field"),
     [
+        ("policy = {", 'policy = { decider = "os:getpid",', "executor.model.policy.decider"),
+        ("policy = {", 'policy = { decider = "os",', "executor.model.policy.decider"),
+        ("preload = []", "transport = { ipcs = true }", "executor.model.launch.transport.ipcs"),
+        (
+            "preload = []",
+            "transport = { lost_after = -1.0 }",
+            "executor.model.transport.lost_after",
+        ),
+        ("args = [", "cluster = { port = 1 }\nargs = [", "executor.model.cluster.engine"),
+        ("args = [", 'cluster = { engine = "slurm" }\nargs = [', "executor.model.cluster.engine"),
+        (
+            "args = [",
+            'cluster = { engine = "ray", port = 1 }\nargs = [',
+            "executor.model.cluster.port",
+        ),
+        ("args = [", 'cluster = "os:getpid"\nargs = [', "executor.model.cluster"),
         ("tests.support.workers:Echo", "tests.support.workers:None", "executor.model.worker"),
         ("tests.support.workers:Echo", "os:getpid", "executor.model.worker"),
         ("world_size = 2", "world_size = 0", "executor.model.world_size"),
