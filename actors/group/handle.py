@@ -435,7 +435,9 @@ class Group:
             probe = self.probe.call_probe(name, method, is_stream=stream is not None)
             method = probe.method
         seq = next(self.numbers)
-        span = self.trace.call(name, shape, seq, rank, is_stream=stream is not None)
+        tracer, span = self.trace.telemetry.tracer, None
+        if tracer is not None:
+            span = self.trace.call(tracer, name, shape, seq, rank, is_stream=stream is not None)
         payloads = self._payloads(name, method, each, span)
         call = Call(seq, name, shape, payloads, options)
         call.span = span

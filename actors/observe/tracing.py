@@ -93,26 +93,24 @@ class GroupTrace:
     """The spans of one group; that of its start is a child of the one current where it is built.
 
     Attributes:
+        telemetry: Where the tracer is, if there is a provider.
         interrupted: The spans of calls, to which the next restart gets a link. For any thread.
     """
 
     def __init__(self, group: str, worker: str) -> None:
         self._group = group
         self._worker = worker
-        self._telemetry = Telemetry()
+        self.telemetry = Telemetry()
         self.interrupted: deque[Any] = deque()
         self._span: Any = None  # of the start or restart under way
         self._context: Any = None
-        if self._telemetry.tracer is not None:
+        if self.telemetry.tracer is not None:
             self._context = sys.modules["opentelemetry.context"].get_current()
 
     def call(
-        self, name: str, shape: Shape, seq: int, rank: int | None, *, is_stream: bool
-    ) -> CallSpan | None:
-        """Return the span of call number *seq*, which is being made; None without a provider."""
-        tracer = self._telemetry.tracer
-        if tracer is None:
-            return None
+        self, tracer: Any, name: str, shape: Shape, seq: int, rank: int | None, *, is_stream: bool
+    ) -> CallSpan:
+        """Return the span of call number *seq*, which is being made."""
         # By its contract a provider raises nothing. One that does fails the call, unsent.
         about: dict[str, Any] = {
             "rpc.system": "phalanx",
@@ -129,7 +127,7 @@ class GroupTrace:
 
     def starting(self) -> dict[str, str]:
         """Return the context of the start or restart for the ranks that are about to be started."""
-        tracer = self._telemetry.tracer
+        tracer = self.telemetry.tracer
         if tracer is not None:
             with suppress(Exception):  # as above
                 if self._span is None:
@@ -139,7 +137,7 @@ class GroupTrace:
 
     def hear(self, event: Any) -> None:
         """Record *event*, which the group publishes."""
-        tracer = self._telemetry.tracer
+        tracer = self.telemetry.tracer
         if tracer is None:
             return
         with suppress(Exception):  # a provider that breaks its contract must not end the group
