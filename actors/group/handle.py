@@ -181,14 +181,14 @@ class Group:
         self._subscribers: dict[int, Callable[[Any], None]] = {}
         self._when_failed: list[Callable[[ExitReason], None]] = []
         self._pid = os.getpid()
-        self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
+        self._lock = ReentrantLock()  # `request_close` does it once, and may be called within
+        self._before: Group | None = None
         try:
-            self._before = (
-                None if named is None else open_executors.claim(named, self, replace=replace)
-            )
+            if named is not None:
+                self._before = open_executors.claim(named, self, replace=replace)
             self._build(runtime, parent, probe)
         except BaseException:
-            open_executors.remove(self)
+            open_executors.remove(self, instead=self._before)
             raise
         # Only now: from here on any thread may end it, and there is something to end.
         open_executors.add(self)

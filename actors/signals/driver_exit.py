@@ -11,6 +11,7 @@ The signal handler only starts a thread: it interrupts the main thread anywhere,
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -81,10 +82,12 @@ class _OpenExecutors:
             if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, _on_sigterm)
 
-    def remove(self, one: Group) -> None:
-        """Note that *one* has ended, or could not be built."""
+    def remove(self, one: Group, *, instead: Group | None = None) -> None:
+        """Note that *one* has ended, or could not be built; then *instead* keeps the name."""
         with self._lock.asked():
             self._named = {name: each for name, each in self._named.items() if each is not one}
+            if instead is not None and not instead.is_ending:
+                self._named[instead.spec.name] = instead
             self._all.pop(id(one), None)
 
     def release_signals(self) -> None:
@@ -164,7 +167,12 @@ os.register_at_fork(
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
     open_executors.terminates = True
-    threading.Thread(target=_terminate, name="phalanx-sigterm", daemon=True).start()
+    # No `threading.Thread`: its start takes locks that the interrupted code may have.
+    try:
+        _thread.start_new_thread(_terminate, ())
+    except RuntimeError:  # none to be had: it takes another SIGTERM
+        open_executors.terminates = False
+        signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def _terminate() -> None:

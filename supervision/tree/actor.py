@@ -104,6 +104,12 @@ class SupervisorActor(ProtectedActor):
         self._end_now(KILLED)
         self.post(msg.StopRequested(KILLED))  # wakes the thread, which then ends
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process is a fork of the one that has its thread."""
+        thread = self.thread
+        return thread is not None and not thread.is_alive() and not self.is_over
+
     def start_of(self, key: str) -> StartContext | None:
         """Return the latest start of child *key* that has not ended."""
         return self._starts.get(key)

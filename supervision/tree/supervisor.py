@@ -221,11 +221,15 @@ class SupervisorView:
     def _gone(self) -> SupervisorDown | None:
         """Return the error that says that the tree has ended, and why, if it has."""
         top = self._top
+        if top.is_elsewhere:
+            return SupervisorDown(f"the tree {top.machine.path} is in the process that forked this")
         if top.ended is None:
             return None
         return SupervisorDown(f"the tree {top.machine.path} has ended: {top.ended}")
 
     def _check_thread(self) -> None:
+        if self._top.is_elsewhere:
+            raise self._gone() or SupervisorDown()
         actor = self._actor()
         if actor.services.is_inside(actor.machine.path):
             why = "this thread is its own, or that of a supervisor below it; use another one"
@@ -301,9 +305,13 @@ class Supervisor(SupervisorView):
     def close(self, reason: ExitReason = SHUTDOWN, timeout: float | None = None) -> None:
         """Stop every child, in reverse start order, then the supervisor.
 
+        In a forked process this does nothing, as `kill` does.
+
         Raises:
             TimeoutError: It is still stopping after *timeout* seconds; it goes on.
         """
+        if self._top.is_elsewhere:
+            return
         self._check_thread()
         self._top.terminate(reason)
         if not wait_event(self._ended, timeout):
@@ -312,11 +320,19 @@ class Supervisor(SupervisorView):
 
     def kill(self) -> None:
         """End the supervisor at once; its children are killed, or asked if they cannot be."""
+        if self._top.is_elsewhere:
+            return
         self._top.kill()
         self._join()
 
     def wait_closed(self, timeout: float | None = None) -> ExitReason | None:
-        """Wait until the tree has ended; return the reason, or None if it still runs."""
+        """Wait until the tree has ended; return the reason, or None if it still runs.
+
+        Raises:
+            SupervisorDown: The tree is in the process that forked this one.
+        """
+        if self._top.is_elsewhere:
+            raise self._gone() or SupervisorDown()
         wait_event(self._ended, timeout)
         return self.exit_reason
 

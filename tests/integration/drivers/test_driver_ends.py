@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.support import shared_memory
 from tests.support.processes import LONG, is_alive, wait_until
-from tests.support.programs import run_program
+from tests.support.programs import run_program, run_python
 
 from phalanx.runtime.linux import procfs
 
@@ -189,3 +189,24 @@ def test_a_driver_can_be_the_first_process_of_a_container(drive: Any) -> None:
     assert driver.hear() == {"ok": True}
     assert driver.wait() == 0
     driver.assert_gone()
+
+
+def test_a_sigterm_for_which_there_is_no_thread_leaves_the_next_one_its_effect() -> None:
+    done = run_python("-c", WITHOUT_THREADS, timeout=LONG, cwd=ROOT)
+
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "goes on\n"), done.stderr
+
+
+WITHOUT_THREADS = """
+import os, signal, threading, time
+from phalanx import Executor
+from tests.support.workers import Echo
+if __name__ == "__main__":
+    with Executor(Echo, 1, launch={"preload": ()}):
+        threading.stack_size(1 << 46)  # more than any process may map: no thread can be started
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.stack_size(0)
+        print("goes on", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+"""

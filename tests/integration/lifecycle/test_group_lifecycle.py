@@ -22,12 +22,13 @@ from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
-from phalanx.runtime import usable_processors
+from phalanx.runtime import Runtime, usable_processors
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
     ExitKind,
     Intensity,
+    RuntimeFault,
     SpecError,
     StartFailed,
     Strategy,
@@ -166,6 +167,12 @@ def test_a_name_is_one_executors_until_that_is_replaced_ends_or_does_not_start(m
     assert first.collective_rpc("rank") == [0]
     with pytest.raises(SpecError, match="name the executor"):
         make(world_size=1, replace=True)
+    with Runtime(console=None, stream=False) as closed:
+        pass
+    with pytest.raises(RuntimeFault, match="closed"):
+        make(world_size=1, name="notebook", replace=True, runtime=closed)
+    with pytest.raises(SpecError, match="'notebook'.*replace=True"):
+        make(world_size=1, name="notebook")  # that failed, and left the name to the first
     second = make(world_size=1, name="notebook", replace=True)
     assert first.status().state == "ended"
     assert second.collective_rpc("rank") == [0]

@@ -401,6 +401,26 @@ def test_ctrl_c_before_the_start_is_waited_for_ends_the_tree_too() -> None:
     assert (done.returncode, done.stdout) == (0, "interrupted\n" * 10 + "10 ended\n"), done.stderr
 
 
+def test_a_forked_process_cannot_use_the_tree_and_ends_without_it() -> None:
+    done = in_sub_process("""
+        import os, sys
+        from phalanx.supervision import Supervisor, SupervisorDown, SupervisorSpec
+        with Supervisor(SupervisorSpec("top")) as tree:
+            if (pid := os.fork()) == 0:
+                refused = 0
+                for use in (tree.count_children, tree.wait_closed, lambda: tree.child("a")):
+                    try:
+                        use()
+                    except SupervisorDown as error:
+                        refused += "process that forked" in str(error)
+                tree.kill()
+                sys.exit(refused)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tree.count_children().specs)
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "3 0\n"), done.stderr
+
+
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
 def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: Any) -> None:
     puppet = Puppet()
