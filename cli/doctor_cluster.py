@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cluster.link.greeting import unlike
+from phalanx.cluster.link.handshake import unlike
 from phalanx.cluster.ray.options import Ray, check_installed
 from phalanx.supervision import RuntimeFault
 

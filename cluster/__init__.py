@@ -9,7 +9,7 @@ from .driver.events import NodeLost as NodeLost
 from .driver.events import NodeQuarantined as NodeQuarantined
 from .driver.events import NodeRecovered as NodeRecovered
 from .driver.events import NodeSuspect as NodeSuspect
-from .driver.far_process import FarProcess as FarProcess
+from .driver.remote_process import FarProcess as FarProcess
 from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
 from .join.options import JoinedNodes as JoinedNodes

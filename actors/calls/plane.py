@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-    from phalanx.actors.observe.feed import CallMeter
+    from phalanx.actors.observe.status_feed import CallMeter
     from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, EventLoop, Timer
 
     from .call import Call

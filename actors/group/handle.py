@@ -28,10 +28,10 @@ from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of
-from phalanx.actors.health.check_health import check_health
+from phalanx.actors.health.health_check import check_health
 from phalanx.actors.health.hang_detector import HangLimits
 from phalanx.actors.health.heartbeat import HeartbeatClient
-from phalanx.actors.observe.feed import status_of
+from phalanx.actors.observe.status_feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.actors.signals.driver_exit import open_executors

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from phalanx.cluster import RankLaunch, RelayLink
 from phalanx.runtime import Gateway, Kind, WorkerRelay
 
-from .far_output import FarOutput
+from .remote_output import FarOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

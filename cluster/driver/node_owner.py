@@ -16,7 +16,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.cluster.link.greeting import why_unfit
+from phalanx.cluster.link.handshake import why_unfit
 from phalanx.cluster.link.messages import Greeting, Leave, NodeOrder, Swept
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import (

@@ -39,7 +39,7 @@ from phalanx.runtime import NodeInfo, Place, Zmq
 from phalanx.supervision import NodeRefused, NoNode, RuntimeFault
 
 from .events import NodeFenced, NodeJoined, NodeLost, NodeQuarantined, NodeRecovered, NodeSuspect
-from .far_process import FarProcess
+from .remote_process import FarProcess
 from .node_owner import NodeOwner
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
-from phalanx.cluster.link.greeting import why_unfit
+from phalanx.cluster.link.handshake import why_unfit
 from phalanx.cluster.link.messages import (
     Answer,
     Fenced,

@@ -41,7 +41,7 @@ from .messages import (
     decode,
     encode,
 )
-from .pieces import Outbox
+from .chunking import Outbox
 
 if TYPE_CHECKING:
     import socket

@@ -17,7 +17,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from .messages import MalformedMessage, Piece, Taken, decode, encode
-from .pieces import Inbox
+from .chunking import Inbox
 
 if TYPE_CHECKING:
     from .messages import Message

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import (
     Answer,
     Beat,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from phalanx.integrations.follower import service
 from phalanx.supervision import SpecError
 
-from .account import DriverAccount
+from .driver_metrics import DriverAccount
 from .server import DEFAULT_PORT, check_installed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write((folder / _FILES[arguments.print]).read_text())
         return 0
     check_installed()
-    from .families import check_labels  # noqa: PLC0415  # needs prometheus_client
+    from .metric_definitions import check_labels  # noqa: PLC0415  # needs prometheus_client
     from .http_server import make_server  # noqa: PLC0415  # as above
 
     labels: dict[str, str] = {}

@@ -23,8 +23,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from phalanx.integrations.follower.follower import Follower
 from phalanx.integrations.follower.service import is_own_name, serve
 
-from .account import DriverAccount
-from .families import AccountCollector
+from .driver_metrics import DriverAccount
+from .metric_definitions import AccountCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

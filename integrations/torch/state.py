@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import HiddenState, ShapeChanged, TrainingError, WrongDevice
-from .hidden import check_kept
+from .untracked_state import check_kept
 from .packing import Packed, Shard, local_of, unpack
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from phalanx.runtime.wire.progress_page import register_worker
 from .authenticator import Authenticator
 from .in_flight_query import InFlightQuery
 from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies
-from .port import IN, OUT
+from .buffered_socket import IN, OUT
 from .remote_rank import RemoteRank
 
 if TYPE_CHECKING:

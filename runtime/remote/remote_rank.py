@@ -23,7 +23,7 @@ from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 
 from .link import Delivery, Lane, Line, Link, SharedBodies
-from .port import Port
+from .buffered_socket import Port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.supervision import MessageTooLarge
 
 from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say
-from .port import IN, OUT, Port
+from .buffered_socket import IN, OUT, Port
 from .remote_rank import error_packet
 from .worker_relay import UNHEARD, UNREACHED
 

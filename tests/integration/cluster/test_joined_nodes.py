@@ -21,8 +21,8 @@ from phalanx.errors import NoNode, RuntimeFault, StartFailed
 from phalanx.runtime import Runtime, StrangerRefused, procfs
 
 OTHER_VERSION = (
-    "import sys; from phalanx.cli import main; from phalanx.cluster.link import greeting;"
-    "greeting._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
+    "import sys; from phalanx.cli import main; from phalanx.cluster.link import handshake;"
+    "handshake._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
 )
 
 

@@ -14,7 +14,7 @@ import pytest
 import zmq
 from tests.support.processes import LONG, wait_until
 
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import (
     Answer,
     Beat,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.driver.node_owner import NodeOwner
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import Leave, Message, NodeOrder, Started, Swept
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.cluster.nodes.lease import over_at

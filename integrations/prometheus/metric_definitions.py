@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from .account import DriverAccount, GroupAccount
+    from .driver_metrics import DriverAccount, GroupAccount
 
     Sample = tuple[tuple[str, ...], float]
 

@@ -16,7 +16,7 @@ from phalanx.cluster.link.messages import (
     decode,
     encode,
 )
-from phalanx.cluster.link.pieces import Inbox, Outbox
+from phalanx.cluster.link.chunking import Inbox, Outbox
 
 PACE = 0.1
 

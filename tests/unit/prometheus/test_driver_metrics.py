@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.integrations.prometheus.account import DriverAccount
+from phalanx.integrations.prometheus.driver_metrics import DriverAccount
 
 
 def event(name: str, at: float, **more: Any) -> dict[str, Any]:
