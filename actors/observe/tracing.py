@@ -137,7 +137,7 @@ class GroupTrace:
                 return carried(_api().set_span_in_context(self._span))
         return {}
 
-    def hear(self, event: Any) -> None:
+    def on_event(self, event: Any) -> None:
         """Record *event*, which the group publishes."""
         tracer = self._telemetry.tracer
         if tracer is None:

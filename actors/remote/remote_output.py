@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import WorkerOutput
 
 
-class FarOutput:
+class RemoteOutput:
     """The output of one incarnation; *output* are its ends here, which no process has."""
 
     def __init__(self, output: WorkerOutput) -> None:

@@ -62,7 +62,7 @@ class BrokeredEngine:
             loop,
             name,
             self._spawn,
-            on_message=self._heard,
+            on_message=self._on_message,
             on_exit=self._exited,
             replay=self._replay,
         )
@@ -143,7 +143,7 @@ class BrokeredEngine:
             if self._new and self._send({"reserve": self._new}):
                 self._new.clear()
 
-    def _heard(self, data: bytes, _fds: list[int]) -> None:
+    def _on_message(self, data: bytes, _fds: list[int]) -> None:
         told: dict[str, Any] = json.loads(data)
         with self._changed:
             events = self._nodes.get(told.get("node", -1))
@@ -155,7 +155,7 @@ class BrokeredEngine:
             case {"unreached": why} if events:
                 events.unreached(told["node"], why)
             case {"doubt": why} if events:
-                events.doubted(told["node"], why)
+                events.suspect_reported(told["node"], why)
             case {"gone": why, "swept": swept} if events:
                 events.gone(told["node"], why, swept=swept)
             case {"refused": why, "address": address}:
@@ -195,5 +195,5 @@ class BrokeredEngine:
             self._changed.notify_all()
             was_reached = self._cluster is not None
         for number, events in lost.items():
-            events.gone(number, why, swept=False, is_to_blame=False)
+            events.gone(number, why, swept=False, counts_against_machine=False)
         return was_reached

@@ -176,11 +176,13 @@ class NodeOwner:
 
         self._loop.post(judge)
 
-    def doubted(self, number: int, why: str) -> None:
+    def suspect_reported(self, number: int, why: str) -> None:
         """See `EngineEvents`."""
-        self._post(lambda: decide.doubted(self.nodes, number, why, self._loop.time()))
+        self._post(lambda: decide.suspect_reported(self.nodes, number, why, self._loop.time()))
 
-    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
+    def gone(
+        self, number: int, why: str, *, swept: bool, counts_against_machine: bool = True
+    ) -> None:
         """See `EngineEvents`."""
 
         def judge() -> NodeDecision:
@@ -190,7 +192,9 @@ class NodeOwner:
             )
             if node is not None and swept:
                 return decide.ended(self.nodes, number, why, at)
-            return decide.gone(self.nodes, number, why, at, is_to_blame=is_to_blame)
+            return decide.gone(
+                self.nodes, number, why, at, counts_against_machine=counts_against_machine
+            )
 
         self._post(judge)
 
@@ -209,9 +213,9 @@ class NodeOwner:
         elif self.nodes.find(number, *HELD, NodeState.LEAVING):
             self._listener.received(number, message)
 
-    def heard(self, number: int, at: float) -> None:
+    def beat_received(self, number: int, at: float) -> None:
         """See `GatewayEvents`."""
-        self._take(decide.heard(self.nodes, number, at))
+        self._take(decide.beat_received(self.nodes, number, at))
 
     def closed(self, number: int, at: float) -> None:
         """See `GatewayEvents`."""
@@ -246,7 +250,9 @@ class NodeOwner:
                 self._take(decide.answers_ended(self.nodes, node.number, at))
             elif node.state is not NodeState.ASKED:
                 why = "the gateway of all nodes has ended"
-                self._take(decide.gone(self.nodes, node.number, why, at, is_to_blame=False))
+                self._take(
+                    decide.gone(self.nodes, node.number, why, at, counts_against_machine=False)
+                )
         self._set_timer()
 
     # --- decisions ----------------------------------------------------------------------------

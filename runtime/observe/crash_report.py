@@ -324,7 +324,7 @@ class CrashReport:
         """Return the report as text: a summary, then the details."""
         told = {
             "doing": str(self.call or "nothing: it was between calls"),
-            "then": self._story(),
+            "then": self._describe_decision(),
             "calls": _describe_calls(self.calls, self.waiting),
             "state": self.checkpoint,
             "lost": self._lost(),
@@ -347,7 +347,7 @@ class CrashReport:
             parts.append("It left no output.")
         return "\n".join(parts) + "\n"
 
-    def _story(self) -> str:
+    def _describe_decision(self) -> str:
         if not self.decision:
             return "nothing decided yet"
         return f"{self.decision}, because {self.why}" if self.why else self.decision

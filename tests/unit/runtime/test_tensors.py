@@ -10,7 +10,7 @@ import pytest
 from tests.support.programs import run_python
 
 from phalanx.runtime.wire.codec import decode, encode, encode_by_value
-from phalanx.runtime.wire.tensor_reducers import land_on, reduce_tensor
+from phalanx.runtime.wire.tensor_reducers import place_on, reduce_tensor
 
 torch: Any = pytest.importorskip("torch")
 
@@ -18,9 +18,9 @@ torch: Any = pytest.importorskip("torch")
 @pytest.fixture
 def landing() -> Iterator[None]:
     """Land on torch's device without memory: it is on every machine, and it is not the host."""
-    land_on("meta")
+    place_on("meta")
     yield
-    land_on(None)
+    place_on(None)
 
 
 class OnGpu:
