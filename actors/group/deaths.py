@@ -394,27 +394,27 @@ class Deaths:
     def _write(self, folder: ReportFolder, report: CrashReport) -> None:
         self._unwritten = [each for each in self._unwritten if _death(each) != _death(report)]
         self._catch_up(folder)
-        told = self._try(folder, report)
-        if isinstance(told, ReportNotWritten):
+        event = self._try(folder, report)
+        if isinstance(event, ReportNotWritten):
             self._unwritten = [*self._unwritten[1 - _KEPT :], report]
-        self._group.publish(told)
+        self._group.publish(event)
 
     def _catch_up(self, folder: ReportFolder) -> None:
         """Write the reports for which there was no room, while there is."""
         while self._unwritten:
-            told = self._try(folder, self._unwritten[0])
-            if isinstance(told, ReportNotWritten):
+            event = self._try(folder, self._unwritten[0])
+            if isinstance(event, ReportNotWritten):
                 return  # that was said when it was tried first
             del self._unwritten[0]
-            self._group.publish(told)
+            self._group.publish(event)
 
     def _try(self, folder: ReportFolder, report: CrashReport) -> ReportWritten | ReportNotWritten:
-        told = folder.write(report, self._incomplete.get(_death(report), ""))
-        if isinstance(told, ReportWritten):
+        event = folder.write(report, self._incomplete.get(_death(report), ""))
+        if isinstance(event, ReportWritten):
             self._incomplete.pop(_death(report), None)
             if report.lost is Lost.NODE and not report.fenced:
-                self._incomplete[_death(report)] = told.path
-        return told
+                self._incomplete[_death(report)] = event.path
+        return event
 
     # --- the errors of calls ------------------------------------------------------------
 

@@ -214,8 +214,8 @@ class HangDetector:
 
     def expect_exit(self, worker: Worker) -> None:
         """Suspect *worker*, which has said or shown that it ends, if it lives on."""
-        told = worker.failure
-        why = "it closed its call socket" if told is None else f"it raised {told.headline}"
+        failure = worker.failure
+        why = "it closed its call socket" if failure is None else f"it raised {failure.headline}"
         why += " and lived on"
         self._suspect_after(_EXIT_LIMIT, Suspect(worker, why, lambda: True))
 

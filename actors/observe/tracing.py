@@ -208,8 +208,8 @@ def outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
         about["phalanx.rank"] = call.rank
     if call.error is not None:
         kind = kind_of(call.error)
-        told = "" if kind == "cancelled" else f"{type(call.error).__name__}: {call.error}"
-        return kind, about, told
+        message = "" if kind == "cancelled" else f"{type(call.error).__name__}: {call.error}"
+        return kind, about, message
     if call.failed is not None:
         about["phalanx.failed_rank"] = call.failed[1]
         return "error", about, f"rank {call.failed[1]} raised"

@@ -267,10 +267,10 @@ class NodeLinks(Links):
             for rank, worker in zip(ranks, workers, strict=True)
         }
 
-        def on_output(process: RemoteProcess, told: Output) -> None:
+        def on_output(process: RemoteProcess, message: Output) -> None:
             remote = by_label[process.label]
             if remote is not None and remote.output is not None:
-                remote.output.write(told)
+                remote.output.write(message)
 
         return self._pool.launch(
             ranks,

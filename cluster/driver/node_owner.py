@@ -170,9 +170,9 @@ class NodeOwner:
         def judge() -> None:
             address = self._gateway.endpoint
             remedy = "give cluster.bind an address of this machine that the others reach"
-            told = f"{why}: {remedy}, and let its ports through"
+            message = f"{why}: {remedy}, and let its ports through"
             error = partial(AddressNotReached, address=address)
-            self._take(decide.unreached(self.nodes, number, told, self._loop.time()), error)
+            self._take(decide.unreached(self.nodes, number, message, self._loop.time()), error)
 
         self._loop.post(judge)
 
@@ -296,8 +296,8 @@ class NodeOwner:
                 case NoNode(why=why) if error is not None:
                     self._listener.failed(error(why))
                 case NoNode(why=why):
-                    told = ": ".join(filter(None, (why, self._engine.shortage())))
-                    self._listener.failed(RuntimeFault(told))
+                    message = ": ".join(filter(None, (why, self._engine.shortage())))
+                    self._listener.failed(RuntimeFault(message))
         self._set_timer()
         if not self.nodes.nodes and not self.nodes.wanted:
             self._listener.emptied()

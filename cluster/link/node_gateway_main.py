@@ -106,10 +106,10 @@ class NodeGatewayProcess(GatewayProcess):
     # --- what every gateway does, and more for nodes ----------------------------------------
 
     def _next(self, due: float) -> float:
-        told = [at for at, _, _ in self._pending_refusals.values()]
+        refusals = [at for at, _, _ in self._pending_refusals.values()]
         asked = [at for at, _ in self._asked]
         news = [self._reported_at + _NEWS] if self._new_beats else []
-        return super()._next(min([due, *told, *asked, *news]))
+        return super()._next(min([due, *refusals, *asked, *news]))
 
     def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
         match order:

@@ -301,7 +301,7 @@ class Ranks:
                 self._locks = create_lock_file()
         invitation = Invitation(**vars(order.link))
         numbers = [(rank.seat, rank.epoch) for rank in order.ranks]
-        slots = self._relay.seat(invitation, numbers, deadline=deadline, is_wanted=is_wanted)
+        slots = self._relay.open_slots(invitation, numbers, deadline=deadline, is_wanted=is_wanted)
         with contextlib.ExitStack() as made:
             for slot in slots:
                 made.callback(slot.close)

@@ -204,8 +204,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def _describe(self, why: object) -> str:
         reports = self._group.status().reports
-        told = f"; the last death:\n{reports[-1].render()}" if reports else ""
-        return f"the workers of this engine have ended for good: {why}{told}"
+        last_death = f"; the last death:\n{reports[-1].render()}" if reports else ""
+        return f"the workers of this engine have ended for good: {why}{last_death}"
 
 
 def _is_device_error(error: BaseException) -> bool:

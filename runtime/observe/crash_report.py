@@ -322,7 +322,7 @@ class CrashReport:
 
     def render(self) -> str:
         """Return the report as text: a summary, then the details."""
-        told = {
+        facts = {
             "doing": str(self.call or "nothing: it was between calls"),
             "then": self._describe_decision(),
             "calls": _describe_calls(self.calls, self.waiting),
@@ -333,7 +333,7 @@ class CrashReport:
             "when": self.at,
         }
         head = [f"{self.name} ({self.child}) died: {self.reason}"]
-        head += [f"  {title:<10}{text}" for title, text in told.items() if text]
+        head += [f"  {title:<10}{text}" for title, text in facts.items() if text]
         sections = [
             ("last words", self.last_words),
             ("stacks before it was killed", self.stacks),

@@ -317,15 +317,15 @@ class Sketch:
 
     def _finish(self, groups: int, ended: dict[str, str]) -> Picture | None:
         """Return the picture of the messages since the last one, unless some were missed."""
-        told, self._groups = self._groups, {}
+        collected, self._groups = self._groups, {}
         trees, self._trees = self._trees, {}
-        is_whole = len(told) == groups and all(
-            len(group["ranks"]) == group["world_size"] for group in told.values()
+        is_whole = len(collected) == groups and all(
+            len(group["ranks"]) == group["world_size"] for group in collected.values()
         )
         if not is_whole:  # it began before we listened, or something was dropped
             return None
         served: dict[tuple[str, int, int], tuple[float, int]] = {}
-        for name, group in told.items():
+        for name, group in collected.items():
             for rank in group["ranks"]:
                 key = (name, rank["rank"], rank["incarnation"])
                 served[key] = (group["at"], rank["served"])
@@ -334,7 +334,7 @@ class Sketch:
                 rank["rss_bytes"] = _resident_bytes(pid)
         self._served = served
         return Picture(
-            groups=[told[name] for name in sorted(told)],
+            groups=[collected[name] for name in sorted(collected)],
             trees=[trees[name] for name in sorted(trees)],
             ended=ended,
             at=time.monotonic(),

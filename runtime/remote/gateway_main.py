@@ -363,8 +363,8 @@ class GatewayProcess:
                     rank.deliver(what)
                 case (Say.OPEN, _, _) if is_new:
                     self._attach_rank(rank, relay, now)
-                case (said, told, call) if not is_new:
-                    self._said(rank, said, told, call, now)
+                case (said, question, call) if not is_new:
+                    self._said(rank, said, question, call, now)
                 case _:
                     pass
 
@@ -392,7 +392,7 @@ class GatewayProcess:
         match what:
             case Say.TOLD:
                 if self._query is not None:
-                    self._query.told(rank, number, call)
+                    self._query.answered(rank, number, call)
             case Say.END:
                 rank.end(call)
                 self._begin_query(rank, now)

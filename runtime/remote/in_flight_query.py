@@ -55,7 +55,7 @@ class InFlightQuery:
         for rank in self._asked:
             rank.line.say(Say.ASK, number, now=now)
 
-    def told(self, rank: RemoteRank, number: int, begun: int) -> None:
+    def answered(self, rank: RemoteRank, number: int, begun: int) -> None:
         """Note that *rank* has begun *begun*, and if it was recalled nothing after it."""
         if number != self.number or rank not in self._open:
             return

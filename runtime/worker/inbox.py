@@ -64,7 +64,7 @@ class Inbox:
         self._let_go = 0  # the call of the last `Kind.GO_ON`
         self._on_foreign_packet = on_foreign_packet
         self._on_go_on = on_go_on
-        self._foreign = 0
+        self._foreign_packets = 0
 
     def take(self) -> Frame | None:
         """Wait for and return the next frame that is not about a stream; None at the end."""
@@ -169,8 +169,8 @@ class Inbox:
             self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra
 
     def _drop_foreign_packet(self) -> None:
-        self._foreign += 1
-        if self._foreign == 1:
+        self._foreign_packets += 1
+        if self._foreign_packets == 1:
             self._on_foreign_packet()
 
 

@@ -99,8 +99,8 @@ class FatalExit:
         failure = RemoteFailure.of(error)
         self._link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
         self._hosted.fail(error)
-        told = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
-        sys.stderr.write(told)
+        message = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
+        sys.stderr.write(message)
         sys.stdout.flush()
         sys.stderr.flush()
         # Without clean-up, which a broken process may never finish.
