@@ -482,7 +482,7 @@ class GatewayProcess:
         if rank.connected:
             rank.line.say(Say.BYE, now=now)
 
-    # --- strangers ----------------------------------------------------------------------
+    # --- rejected peers -----------------------------------------------------------------
 
     def _watch(self) -> None:
         while self._monitor.poll(0):

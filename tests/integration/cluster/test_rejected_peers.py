@@ -44,7 +44,7 @@ class Told:
         return lambda *what: self.all.put((name, *what))
 
     def next(self, *but: str) -> tuple[Any, ...]:
-        while (told := self.all.get(timeout=LONG))[0] in ("ready", "heard", *but) or told[
+        while (told := self.all.get(timeout=LONG))[0] in ("ready", "beat_received", *but) or told[
             -1
         ] == EARLY:
             pass
