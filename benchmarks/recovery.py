@@ -148,12 +148,12 @@ class Group:
         pid = self.executor.ranks[rank].pid
         assert pid is not None
 
-        def hear(event: Any) -> None:
+        def on_event(event: Any) -> None:
             if isinstance(event, WorkerExited) and event.pid == pid:
                 exits.append(event.at)
                 known.set()
 
-        forget = self.executor.subscribe(hear)
+        forget = self.executor.subscribe(on_event)
         try:
             found = self._kill_at_work(rank, pid) if self.kind.in_flight else self._kill(pid)
             known.wait(self._listening)

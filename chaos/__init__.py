@@ -47,7 +47,7 @@ __all__ = [
     "shrink_run",
 ]
 
-_HOMES = (
+_SUBMODULES = (
     *("nemesis.catalog", "nemesis.schedule", "nemesis.worker_faults", "config"),
     *("history.history", "history.events", "checker.checker"),
     *("report.result", "report.html", "workload.target", "session", "runner"),
@@ -56,8 +56,8 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> Any:
-    for home in _HOMES if name in __all__ else ():
-        module = import_module(f".{home}", __name__)
+    for submodule in _SUBMODULES if name in __all__ else ():
+        module = import_module(f".{submodule}", __name__)
         if hasattr(module, name):
             return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

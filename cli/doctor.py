@@ -104,8 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
         findings = examine_cluster(arguments.cluster)
     missing = sum(finding.state == "missing" for finding in findings.values())
     if arguments.json:
-        told = [{"name": name, **asdict(finding)} for name, finding in findings.items()]
-        print(json.dumps({"ok": not missing, "versions": versions(), "findings": told}))
+        records = [{"name": name, **asdict(finding)} for name, finding in findings.items()]
+        print(json.dumps({"ok": not missing, "versions": versions(), "findings": records}))
         return int(missing > 0)
     width = max(map(len, findings))
     for name, finding in findings.items():

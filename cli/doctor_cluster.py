@@ -55,24 +55,24 @@ def judge(
     nodes: Mapping[str, Any] = facts["nodes"]
     mode = {True: "on", False: "off", None: "unknown"}[facts.get("token")]
     remedy = "RAY_AUTH_MODE=token; without, whoever reaches Ray's ports runs code there"
-    told = f"Ray {facts['ray']}, {len(nodes)} nodes, authentication by token {mode}"
-    yield "ray", judged(told, remedy * (mode == "off"))
+    detail = f"Ray {facts['ray']}, {len(nodes)} nodes, authentication by token {mode}"
+    yield "ray", judged(detail, remedy * (mode == "off"))
     known = [node for node in nodes.values() if "error" not in node]
     limits = [node["memory_limit"] for node in known if node["memory_refresh"]]
     remedy = (
         "it may end a node for the memory of its ranks: raise RAY_memory_usage_threshold where Ray "
         "is started, or set RAY_memory_monitor_refresh_ms=0"
     )
-    told = f"on, from {min(limits):.0%} of a machine's memory" if limits else "off"
-    yield "memory monitor", judged(told, remedy * bool(limits))
+    detail = f"on, from {min(limits):.0%} of a machine's memory" if limits else "off"
+    yield "memory monitor", judged(detail, remedy * bool(limits))
     silence = min((node["health_check"] for node in known if "health_check" in node), default=None)
     remedy = (
         f"phalanx keeps such nodes for node_timeout={node_timeout:g} s: raise "
         "RAY_health_check_failure_threshold where Ray is started, or give a lower node_timeout"
     )
-    told = "unknown" if silence is None else f"end a node that is silent for {silence:g} s"
+    detail = "unknown" if silence is None else f"end a node that is silent for {silence:g} s"
     is_quick = silence is not None and silence < node_timeout
-    yield "health checks", judged(told, remedy * is_quick)
+    yield "health checks", judged(detail, remedy * is_quick)
     for name, node in nodes.items():
         if "error" in node:
             yield name, Finding("missing", node["error"], "Ray runs no task there: see its logs")
@@ -85,20 +85,20 @@ def judge(
 def _versions(node: Mapping[str, Any], here: Mapping[str, str | None]) -> Finding:
     wrong = [f"{name} {wanted}" for name, _, wanted in version_mismatches(node, here)]
     names = ("python", "phalanx", "torch")
-    told = ", ".join(f"{name} {node.get(name, '(none)')}" for name in names)
+    detail = ", ".join(f"{name} {node.get(name, '(none)')}" for name in names)
     remedy = f"install what this machine has: {', '.join(wrong)}"
-    return judged(told, remedy * bool(wrong), is_needed=True)
+    return judged(detail, remedy * bool(wrong), is_needed=True)
 
 
 def _system(node: Mapping[str, Any]) -> Finding:
-    told = f"Linux {node['kernel']}, {node['shm'] >> 20} MiB free in /dev/shm"
-    told += f", {node['files']} open files" if node["files"] >= 0 else ""
+    detail = f"Linux {node['kernel']}, {node['shm'] >> 20} MiB free in /dev/shm"
+    detail += f", {node['files']} open files" if node["files"] >= 0 else ""
     if "lacks" in node:
         remedy = "phalanx needs Linux 5.3, and a sandbox that allows pidfd_open and memfd_create"
-        return Finding("missing", f"{told}; {node['lacks']}", remedy)
+        return Finding("missing", f"{detail}; {node['lacks']}", remedy)
     remedies = ["docker run --shm-size=1g"] * (node["shm"] < LEAST_SHM_BYTES)
     remedies += [f"ulimit -n {LEAST_FILES}"] * (0 <= node["files"] < LEAST_FILES)
-    return judged(told, ", ".join(remedies))
+    return judged(detail, ", ".join(remedies))
 
 
 def _network(node: Mapping[str, Any], address: str) -> Finding:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import Observer, find_drivers, first_picture, safe_text
 from phalanx.supervision import RuntimeFault, SpecError, check_number
 
-from .select_driver import add_driver_argument, choose
+from .driver_selection import add_driver_argument, choose
 
 if TYPE_CHECKING:
     import argparse

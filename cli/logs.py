@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import LEVELS, Observer, render
 
-from .select_driver import add_driver_arguments, select_driver
+from .driver_selection import add_driver_arguments, select_driver
 from .terminal import rank_number, reader_may_leave
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import Observer, first_picture
 from phalanx.supervision import require_package
 
-from .select_driver import add_driver_arguments, select_driver
+from .driver_selection import add_driver_arguments, select_driver
 from .terminal import reader_may_leave
 
 if TYPE_CHECKING:

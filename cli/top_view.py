@@ -15,7 +15,7 @@ from rich.text import Text
 
 from phalanx.runtime import Sketch, render, safe_text
 
-from .select_driver import uptime
+from .driver_selection import uptime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

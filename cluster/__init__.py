@@ -9,9 +9,9 @@ from .driver.events import NodeLost as NodeLost
 from .driver.events import NodeQuarantined as NodeQuarantined
 from .driver.events import NodeRecovered as NodeRecovered
 from .driver.events import NodeSuspect as NodeSuspect
-from .driver.far_process import FarProcess as FarProcess
 from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
+from .driver.remote_process import RemoteProcess as RemoteProcess
 from .join.options import JoinedNodes as JoinedNodes
 from .link.greeting import version_mismatches as version_mismatches
 from .link.messages import Output as Output

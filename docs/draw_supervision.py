@@ -54,7 +54,7 @@ def never_called() -> None:
     """Stand for a start function: here the outcomes are events."""
 
 
-class Story:
+class Scenario:
     """One supervisor, what happened to it and what it did."""
 
     def __init__(self, spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> None:
@@ -97,17 +97,17 @@ class Story:
         self.deliver(Exited(key, self.serials[key], CRASH))
 
 
-def booted(spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> Story:
-    """Return the story of a supervisor that has started its children."""
-    story = Story(spec, failing)
-    story.deliver(Booted())
-    return story
+def booted(spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> Scenario:
+    """Return the scenario of a supervisor that has started its children."""
+    scenario = Scenario(spec, failing)
+    scenario.deliver(Booted())
+    return scenario
 
 
-def tree(story: Story, before: set[str], dead: str) -> list[str]:
+def tree(scenario: Scenario, before: set[str], dead: str) -> list[str]:
     """Return the children as a drawn tree, each with what became of it."""
-    children = list(story.machine.children.values())
-    lines = [f"{story.machine.spec.id}  [{story.machine.spec.strategy}]"]
+    children = list(scenario.machine.children.values())
+    lines = [f"{scenario.machine.spec.id}  [{scenario.machine.spec.strategy}]"]
     for index, child in enumerate(children):
         branch = "└─" if index == len(children) - 1 else "├─"
         fate = "runs on" if child.incarnation == 1 else "started again"
@@ -121,14 +121,14 @@ def tree(story: Story, before: set[str], dead: str) -> list[str]:
 
 def drawn(spec: SupervisorSpec, dead: str, failing: tuple[str, ...] = (), adding: int = 0) -> str:
     """Return what becomes of a supervisor of which child *dead* crashes."""
-    story = booted(spec, failing)
+    scenario = booted(spec, failing)
     for _number in range(adding):
-        story.deliver(Request(None, lambda machine: machine.start_child(None)))
-    before = set(story.machine.children)
-    story.said.clear()
-    story.crash(dead)
-    did = [f"  {number}. {line}" for number, line in enumerate(story.said, 1)]
-    return "\n".join(["```", *tree(story, before, dead), "", "what it did:", *did, "```"])
+        scenario.deliver(Request(None, lambda machine: machine.start_child(None)))
+    before = set(scenario.machine.children)
+    scenario.said.clear()
+    scenario.crash(dead)
+    did = [f"  {number}. {line}" for number, line in enumerate(scenario.said, 1)]
+    return "\n".join(["```", *tree(scenario, before, dead), "", "what it did:", *did, "```"])
 
 
 def group(strategy: Strategy, **options: Any) -> SupervisorSpec:
@@ -171,26 +171,28 @@ def significant() -> str:
             for name in "abc"
         ]
         spec = SupervisorSpec("top", children=children, auto_shutdown=auto)
-        story = booted(spec)
+        scenario = booted(spec)
         lines.append(f"{auto}: a and b are significant, c is not")
         for key in "ab":
-            if story.machine.ended is not None:
+            if scenario.machine.ended is not None:
                 break
-            story.said.clear()
-            story.deliver(Exited(key, story.serials[key], NORMAL))
-            lines.append(f"  {key} ends normally: " + (", ".join(story.said) or "nothing follows"))
+            scenario.said.clear()
+            scenario.deliver(Exited(key, scenario.serials[key], NORMAL))
+            lines.append(
+                f"  {key} ends normally: " + (", ".join(scenario.said) or "nothing follows")
+            )
     return "\n".join([*lines, "```"])
 
 
 def giving_up() -> str:
     """Return the end of a supervisor past its intensity."""
     children = [ChildSpec(name, never_called) for name in "ab"]
-    story = booted(SupervisorSpec("top", intensity=Intensity(1, 60.0), children=children))
+    scenario = booted(SupervisorSpec("top", intensity=Intensity(1, 60.0), children=children))
     lines = ["```"]
     for number in (1, 2):
-        story.said.clear()
-        story.crash("a")
-        lines.append(f"crash {number} of a: {', '.join(story.said)}")
+        scenario.said.clear()
+        scenario.crash("a")
+        lines.append(f"crash {number} of a: {', '.join(scenario.said)}")
     return "\n".join([*lines, "```"])
 
 

@@ -33,7 +33,7 @@ from .distributed.rendezvous import init_process_group as init_process_group
 from .distributed.rendezvous import rendezvous_environment as rendezvous_environment
 from .event import Event as Event
 from .event import LoggedEvent as LoggedEvent
-from .event import unheard as unheard
+from .event import discard_event as discard_event
 from .linux import descriptor_limit as descriptor_limit
 from .linux import descriptors as descriptors
 from .linux import process_tree as process_tree
@@ -97,13 +97,13 @@ from .process.helper import Helper as Helper
 from .process.interpreter import start_helper as start_helper
 from .process.launcher import Launcher as Launcher
 from .remote.gateway import Gateway as Gateway
-from .remote.gateway import StrangerRefused as StrangerRefused
+from .remote.gateway import PeerRejected as PeerRejected
 from .remote.options import Transport as Transport
 from .remote.options import Zmq as Zmq
 from .remote.options import check_transport as check_transport
 from .remote.worker_relay import RELAY_PRELOAD as RELAY_PRELOAD
 from .remote.worker_relay import Invitation as Invitation
-from .remote.worker_relay import Seat as Seat
+from .remote.worker_relay import RelaySlot as RelaySlot
 from .remote.worker_relay import WorkerRelay as WorkerRelay
 from .runtime import Runtime as Runtime
 from .runtime import acquire_shared as acquire_shared
@@ -142,7 +142,7 @@ from .wire.progress_page import ProgressPage as ProgressPage
 from .wire.progress_page import withdraw as withdraw
 from .wire.remote_exception import RemoteFailure as RemoteFailure
 from .wire.spinner import Spinner as Spinner
-from .wire.tensor_reducers import land_on as land_on
+from .wire.tensor_reducers import place_on as place_on
 from .worker.control import Assignment as Assignment
 from .worker.control import Boot as Boot
 from .worker.control import Link as Link

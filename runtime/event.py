@@ -41,7 +41,7 @@ class LoggedEvent(Protocol):
     event: ClassVar[str]
 
 
-def unheard(event: LoggedEvent) -> None:
+def discard_event(event: LoggedEvent) -> None:
     """Do nothing with *event*: for parts that are used without a stream."""
 
 

@@ -240,8 +240,8 @@ class Unhealthy(CallTimeout):
         super().__init__(method, ranks, timeout)
         self.states = dict(states)
         self.details = dict(details)
-        told = "; ".join(f"rank {rank} is {text}" for rank, text in self.details.items())
-        self.args = (f"{self.args[0]}: {told}",)
+        problems = "; ".join(f"rank {rank} is {text}" for rank, text in self.details.items())
+        self.args = (f"{self.args[0]}: {problems}",)
 
 
 # --- ours, or the machine's ---------------------------------------------------------------
@@ -297,13 +297,15 @@ class NoDevice(RuntimeFault):
         self.who, self.share, self.soon, self.limit = who, share, soon, ""
         self.leased, self.quarantined = dict(leased), dict(quarantined)
         self.releasing = tuple(releasing)
-        told = [f"{name} is leased to {', '.join(to)}" for name, to in self.leased.items()]
-        told += [f"{name} is in quarantine: {why}" for name, why in self.quarantined.items()]
-        told += [f"{name} is being released" for name in self.releasing]
+        problems = [f"{name} is leased to {', '.join(to)}" for name, to in self.leased.items()]
+        problems += [f"{name} is in quarantine: {why}" for name, why in self.quarantined.items()]
+        problems += [f"{name} is being released" for name in self.releasing]
         wanted = (
             "a device" if share == 1 else f"{share:g} {'devices' if share > 1 else 'of a device'}"
         )
-        super().__init__(f"no room for {who}, which wants {wanted}: {'; '.join(told) or 'none'}")
+        super().__init__(
+            f"no room for {who}, which wants {wanted}: {'; '.join(problems) or 'none'}"
+        )
 
     def after(self, limit: str) -> NoDevice:
         """Return this error at the end of a wait, whose *limit* it names from now on."""

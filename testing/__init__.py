@@ -20,8 +20,8 @@ else:
 
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = {"ChaosRuns": "plugin", "FakeGpus": "fakes"}.get(name, "leaks")
-        return getattr(import_module(f"{__name__}.{home}"), name)
+        submodule = {"ChaosRuns": "plugin", "FakeGpus": "fakes"}.get(name, "leaks")
+        return getattr(import_module(f"{__name__}.{submodule}"), name)
 
 
 __all__ = ["ChaosRuns", "FakeGpus", "Leak", "LeakDetector", "LeakScope"]

@@ -18,7 +18,7 @@ import structlog
 
 from phalanx.actors.calls.call import Shape, check_timeout, options_of
 from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.spec.factory import culprit
+from phalanx.actors.spec.factory import unpicklable_argument
 from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
 from phalanx.actors.spec.worker import Methods
 from phalanx.actors.worker_side.user_object import WorkerConfig, WorkerHost
@@ -285,7 +285,7 @@ def _arrived(name: str, *call: *Called) -> Generator[Called]:
     try:
         arrived: Called = _travel(call, f"the arguments of {name}")
     except NotPicklable as error:
-        raise culprit(name, *call[1:], error) from error.__cause__
+        raise unpicklable_argument(name, *call[1:], error) from error.__cause__
     try:
         yield arrived
     except Exception as error:

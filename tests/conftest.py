@@ -41,7 +41,7 @@ pytest_plugins = ["phalanx.testing", "pytester"]
 # Folders whose tests have no leak check: they start programs of their own, or no process.
 LENIENT = {"unit", "supervision", "cli", "benchmarks", "examples", "conformance", "vllm", "gpu"}
 
-PATIENCE = 15.0  # seconds for what is on its way out already
+CLOSE_TIMEOUT = 15.0  # seconds for what is on its way out already
 
 # A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.
 TEMP = tempfile.mkdtemp(prefix="ph-", dir="/tmp")
@@ -114,7 +114,7 @@ def launcher(loop: EventLoop, events: list[Any]) -> Iterator[Launcher]:
     """A launcher that preloads nothing."""
     launcher = Launcher(loop, preload=(), emit=events.append)
     yield launcher
-    launcher.close(time.monotonic() + PATIENCE)
+    launcher.close(time.monotonic() + CLOSE_TIMEOUT)
 
 
 @pytest.fixture

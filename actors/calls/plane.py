@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-    from phalanx.actors.observe.feed import CallMeter
+    from phalanx.actors.observe.status_feed import CallMeter
     from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, EventLoop, Timer
 
     from .call import Call
@@ -427,12 +427,12 @@ class CallPlane:
         with self.lock.asked():
             self._is_open = False
 
-    def count_foreign(self, rank: int, incarnation: int) -> None:
+    def count_foreign_packet(self, rank: int, incarnation: int) -> None:
         """Count a packet that a rank has sent beside its answers and that is no message."""
         with self.lock.asked():
             slot = self._table.find(rank, incarnation)
             if slot is not None:
-                self._drop_foreign(slot)
+                self._drop_foreign_packet(slot)
 
     def expect_end(self, rank: int, incarnation: int) -> None:
         """Note that an incarnation is about to end: errors of the others may be its echo."""
@@ -479,7 +479,7 @@ class CallPlane:
     def lose(
         self,
         ranks: dict[int, int],
-        story: Callable[[tuple[CallFate, ...], int], CrashReport] | None,
+        make_report: Callable[[tuple[CallFate, ...], int], CrashReport] | None,
         error: Callable[[Call], BaseException],
         *,
         ends: bool = False,
@@ -491,10 +491,10 @@ class CallPlane:
 
         Args:
             ranks: The ranks that are lost.
-            story: Given the fates of the calls, and how many more are queued, returns the report
-                that is kept for each attempt; None for a stop that was asked for. Called under the
-                lock, before any caller gets an outcome.
-            error: After *story*, returns what a call ends in that is not sent again.
+            make_report: Given the fates of the calls, and how many more are queued, returns the
+                report that is kept for each attempt; None for a stop that was asked for. Called
+                under the lock, before any caller gets an outcome.
+            error: After *make_report*, returns what a call ends in that is not sent again.
             ends: Whether the group will not serve again.
         """
         with self.lock.asked():
@@ -507,12 +507,12 @@ class CallPlane:
             if self._snapshots is not None:
                 self._snapshots.lose([slot.rank for slot in lost], everybody=not survivors)
             # A stop that was asked for explains no exception.
-            echoes = self._desyncs.echoes(None if story is None else lost)
+            echoes = self._desyncs.echoes(None if make_report is None else lost)
             loss = assess(lost, survivors, echoes, self._sender.withdraw_unbegun(lost))
             report = None
-            if story is not None:
+            if make_report is not None:
                 fates = loss.fates(self._queue, ends=ends)
-                report = story(fates, 0 if ends else len(self._queue))
+                report = make_report(fates, 0 if ends else len(self._queue))
                 loss.trace(report, fates)
             for call in loss.parts:
                 for slot in lost:
@@ -666,7 +666,7 @@ class CallPlane:
             if isinstance(frame, Frame):
                 self._arrive(slot, frame)
             elif frame is _FOREIGN:
-                self._drop_foreign(slot)
+                self._drop_foreign_packet(slot)
             else:
                 return frame is _NOTHING
             if not sent and not to_end:
@@ -685,11 +685,11 @@ class CallPlane:
             self._reader.remove(fd)
             del self._table.by_fd[fd]
 
-    def _drop_foreign(self, slot: RankSlot) -> None:
+    def _drop_foreign_packet(self, slot: RankSlot) -> None:
         """Count a packet of *slot* that is no message; report the first."""
         self._dropped += 1
-        if not slot.foreign:
-            slot.foreign = True
+        if not slot.sent_foreign_packet:
+            slot.sent_foreign_packet = True
             self.log.warning("phalanx.foreign_packet", rank=slot.rank, on="driver")
 
     def _arrive(self, slot: RankSlot, frame: Frame) -> None:
@@ -725,7 +725,7 @@ class CallPlane:
                 if kind == Kind.NOT_SAVED:
                     self._desyncs.note(call, slot, frame)
                 channel.unhandled = None
-                self._snapshots.hear(slot.rank, frame)
+                self._snapshots.on_frame(slot.rank, frame)
                 return
             self._snapshots.answered(slot.rank, wire)
         self._taking = (slot, call, frame)

@@ -61,7 +61,7 @@ class RankSlot:
         ended: Its channel has ended, or its calls have been lost: it is sent nothing more.
         ending: It has announced its end.
         leaving: It has been asked to leave its process group for that of another epoch.
-        foreign: Its channel has brought a packet that is no message.
+        sent_foreign_packet: Its channel has brought a packet that is no message.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankSlot:
     ended: bool = False
     ending: bool = False
     leaving: bool = False
-    foreign: bool = False
+    sent_foreign_packet: bool = False
 
     def has_room(self, depth: int) -> bool:
         """Whether it may be sent another call, if *depth* may be in flight."""

@@ -128,7 +128,7 @@ class Reader:
     Attributes:
         watched: How many callbacks, awaits and streams want answers read at once.
         spin: Seconds for which a caller polls before it blocks.
-        on_nudge: Called after `nudge`, as *on_ready* is.
+        on_wake: Called after `wake`, as *on_ready* is.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Reader:
         self._reads = 0
         self.watched = 0
         self.spin = 0.0
-        self.on_nudge: Callable[[], None]
+        self.on_wake: Callable[[], None]
         self._spinner = Spinner()
         self._look_once = functools.partial(self._poller.poll, 0, _BATCH)
         self._closing: threading.Event | None = None
@@ -237,8 +237,8 @@ class Reader:
             self._ticking = True
             self._tick_later()
 
-    def nudge(self) -> None:
-        """Have the thread that reads, if any, call *on_nudge*. Takes no lock."""
+    def wake(self) -> None:
+        """Have the thread that reads, if any, call *on_wake*. Takes no lock."""
         if self._closing is None:
             self._poller.wake()
 
@@ -329,7 +329,7 @@ class Reader:
         self._on_ready(events)
         if self._woken in events:
             self._poller.reset()
-            self.on_nudge()
+            self.on_wake()
 
     # --- the event loop reads -------------------------------------------------------------
 

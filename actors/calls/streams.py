@@ -88,7 +88,7 @@ class Streams:
         self._table = table
         self._sender = sender
         self._reader = reader
-        reader.on_nudge = self._end_abandoned
+        reader.on_wake = self._end_abandoned
         self._abandoned: deque[Call] = deque()  # their consumers were cancelled or collected
 
     # --- consumers ------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Streams:
     def abandon_later(self, call: Call) -> None:
         """End *call*'s stream soon; takes no lock, so a finalizer may call it anywhere."""
         self._abandoned.append(call)
-        self._reader.nudge()
+        self._reader.wake()
 
     @uninterrupted
     def _end_abandoned(self) -> None:

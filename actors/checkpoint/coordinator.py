@@ -135,7 +135,7 @@ class CheckpointCoordinator:
                 self._timer = self._loop.call_at(self._loop.time() + seconds, self._due)
             return marked
 
-    def hear(self, rank: int, frame: Frame) -> None:
+    def on_frame(self, rank: int, frame: Frame) -> None:
         """Take *rank*'s part, or why it could not be stored."""
         with self._lock.asked():
             snapshot = self._open.get((frame.call_id, rank))

@@ -117,7 +117,7 @@ class CheckpointManager:
             number, age = point.number, point.age
             self._publish(CheckpointRestored, number=number, age=age, took=took, **who)
 
-    def blame(self, worker: Worker, reason: ExitReason) -> None:
+    def reject_if_restore_failed(self, worker: Worker, reason: ExitReason) -> None:
         """Reject the snapshot of *worker* if it died of restoring it."""
         point = worker.restore_point
         # A kill says nothing about the state, and may hit the next snapshot too.
@@ -134,7 +134,7 @@ class CheckpointManager:
         if self._coordinator is not None:
             self._coordinator.prune(everything=True)
 
-    def prospect(self, rank: int) -> str:
+    def describe_restore_point(self, rank: int) -> str:
         """Return the snapshot for *rank*'s next incarnation, in words; empty without a policy."""
         if self._coordinator is None:
             return ""

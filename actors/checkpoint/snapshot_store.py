@@ -119,7 +119,7 @@ class SnapshotStore:
         self._gone: list[Snapshot] = []  # to be removed by the next prune
         self._stray = False  # whether the folder may have files of no known snapshot
         self._bound = _BACKLOG
-        self._foreign = 0  # files in the folder up to this number belong to others
+        self._others_up_to = 0  # files in the folder up to this number belong to others
 
     def is_locked(self) -> bool:
         """Whether this thread holds the lock."""
@@ -150,7 +150,7 @@ class SnapshotStore:
                 "world_size", size, f"what is kept is the state of {had} ranks; {remedy}"
             )
         if self._policy.resume:
-            self._foreign = 0
+            self._others_up_to = 0
         return last
 
     def _claim(self) -> int:
@@ -160,7 +160,7 @@ class SnapshotStore:
             folder.tidy()
             names = folder.names()
             last = max((name.number for name in names), default=0)
-            self._foreign = last  # until its snapshots are known to fit
+            self._others_up_to = last  # until its snapshots are known to fit
             if self._policy.resume:
                 self._snapshots = self._find(folder, names)
                 if names and not self._snapshots:
@@ -268,7 +268,7 @@ class SnapshotStore:
         folder.remove(
             name
             for name in names
-            if name.number > self._foreign
+            if name.number > self._others_up_to
             and name.number not in under_way
             and (name.number, name.rank) not in kept
         )

@@ -29,7 +29,7 @@ from phalanx.actors.remote.links import Links, NodeLinks
 from phalanx.actors.remote.node_places import NodePlaces
 from phalanx.actors.spec.factory import SourceFile
 from phalanx.actors.spec.results import Emitted, Status
-from phalanx.cluster import FarProcess
+from phalanx.cluster import RemoteProcess
 from phalanx.runtime import (
     Frame,
     GroupEnded,
@@ -191,7 +191,7 @@ class GroupActor(ProtectedActor):
         with occupied:
             super()._actor_loop_running()
 
-    def hear(self, message: Any, /) -> None:
+    def on_message(self, message: Any, /) -> None:
         """Act on one message; a value that is none of these has no effect."""
         match message:
             case PlannedChange():
@@ -272,7 +272,7 @@ class GroupActor(ProtectedActor):
                 failure = RemoteFailure.read(frame)
                 if frame.epoch == worker.epoch:
                     worker.failure = failure
-                    self.health.doubt_reform(worker)
+                    self.health.suspect_reform(worker)
             case Kind.RESTORING:
                 worker.restoring = self._clock()
             case Kind.EVENT:
@@ -348,7 +348,7 @@ class GroupActor(ProtectedActor):
         now = self._clock()
         ended: list[tuple[Worker, Progress]] = []
         for worker in workers:
-            self._checkpoints.blame(worker, reason)
+            self._checkpoints.reject_if_restore_failed(worker, reason)
             progress = self._plane.progress(worker.rank, worker.incarnation)
             if progress.served and self._parent is not None:
                 self._parent.ctx.progressed()
@@ -499,7 +499,7 @@ class GroupActor(ProtectedActor):
 
     def _launched(self, launch: Launch) -> None:
         """Take over what *launch* has brought, once."""
-        if not self._membership.land(launch):
+        if not self._membership.commit_launch(launch):
             return
         workers, error = launch.workers, launch.error
         if error is None:
@@ -692,11 +692,11 @@ class GroupActor(ProtectedActor):
             try:
                 give_back()
             except Exception as error:  # noqa: BLE001  # the rest must still be given back
-                self.group.complain(error)
+                self.group.report_error(error)
 
     def failed(self, error: BaseException, /) -> None:
         """End the group after an exception of our own."""
-        self.group.complain(error)
+        self.group.report_error(error)
         if not self._ending:
             if not self.group.ready.is_set():
                 self.group.start_error = error
@@ -706,7 +706,7 @@ class GroupActor(ProtectedActor):
             try:
                 self._end(reason)
             except BaseException as second:  # noqa: BLE001  # nothing is left to try
-                self.group.complain(second)
+                self.group.report_error(second)
             else:
                 return
         self.group.ready.set()
@@ -736,7 +736,7 @@ class GroupActor(ProtectedActor):
         pid = None if worker is None else worker.labels.pid or None
         device = "" if worker is None else worker.labels.device
         process = None if worker is None else worker.process
-        host = process.host if isinstance(process, FarProcess) else ""
+        host = process.host if isinstance(process, RemoteProcess) else ""
         return RankInfo(rank, pid, incarnation, self._state.epoch, state, device, host=host)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.rank import Progress
-from phalanx.cluster import FarProcess
+from phalanx.cluster import RemoteProcess
 from phalanx.runtime import (
     CallInProgress,
     CrashReport,
@@ -63,7 +63,7 @@ _NO_CODE = (
     "its machine has not the code of the driver; install it there, or have it sent, with Ray by "
     "runtime_env={'working_dir': '.'}"
 )
-_PATIENCE = 5.0  # seconds for the disk at the end
+_DISK_TIMEOUT = 5.0  # seconds for the disk at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class EndErrors:
         own = call.reports
         known = {report.name for report in own}  # one of them may have been completed since
         others = (each for each in self.deaths if each.name not in known)
-        story = (*own, *others)
+        reports = (*own, *others)
         error: ExecutorClosed | WorkerDied
-        if self.reason is None or not story:
+        if self.reason is None or not reports:
             error = ExecutorClosed(f"{message} before it was answered")
         else:
-            error = WorkerDied(message, story)
+            error = WorkerDied(message, reports)
         error.sent = bool(call.wire or own)
         if self.reason is not None:
             error.__cause__ = self.no_device
@@ -160,7 +160,7 @@ def report_on(
     )
     if worker.is_cut_off:
         report = replace(report, lost=Lost.LINK)
-    if isinstance(process := worker.process, FarProcess):
+    if isinstance(process := worker.process, RemoteProcess):
         report = replace(report, host=process.host, node=process.node)
         if process.is_lost:
             report = replace(report, lost=Lost.NODE)
@@ -183,8 +183,8 @@ def reason_of(worker: Worker) -> ExitReason:
         unresponsive=bool(worker.hung),
         detail=worker.hung or detail,
     )
-    far = worker.process.broken if isinstance(worker.process, FarProcess) else ""
-    if broken := worker.broken or far:
+    remote_broken = worker.process.broken if isinstance(worker.process, RemoteProcess) else ""
+    if broken := worker.broken or remote_broken:
         return replace(reason, kind=ExitKind.CRASH, detail=broken)
     if not worker.ready and not worker.asked and not reason.is_failure:
         # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
@@ -201,8 +201,8 @@ def start_error(worker: Worker, reason: ExitReason, report: CrashReport) -> Star
     """Return what the constructor raises; its cause is the worker's own exception, if it raised."""
     detail = f"rank {worker.rank} (pid {report.pid}) did not become ready: {reason}"
     failure: RemoteFailure | None = worker.failure
-    is_far = isinstance(worker.process, FarProcess)
-    if failure is not None and is_far and failure.type_name == "ModuleNotFoundError":
+    is_remote = isinstance(worker.process, RemoteProcess)
+    if failure is not None and is_remote and failure.type_name == "ModuleNotFoundError":
         detail += f": {_NO_CODE}"
     if failure is not None and failure.type_name != "SystemExit":
         error = StartFailed(detail, (report,))
@@ -243,7 +243,7 @@ class Deaths:
         self._show = show
         kept = cast("ReportFolder | None", spec.policy.report_dir)
         self._folder = kept or group.runtime.reports or ReportFolder.from_environment()
-        self._writer = CallbackThread(group.complain)
+        self._writer = CallbackThread(group.report_error)
         self._unwritten: list[CrashReport] = []  # the writer's; as is
         self._incomplete: dict[tuple[str, str], str] = {}  # files of reports without the fence
         self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
@@ -264,7 +264,7 @@ class Deaths:
             return Directive(failure.directive)
         if decider is None or worker.asked:
             return None
-        return decider.directive(reason, str(worker.rank), failed=self._group.complain)
+        return decider.directive(reason, str(worker.rank), failed=self._group.report_error)
 
     def settle(
         self,
@@ -329,11 +329,11 @@ class Deaths:
                 lost |= {other.rank: other.incarnation for other in others}
         reports: list[CrashReport] = []
 
-        def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
+        def make_report(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
             for (worker, _), report in zip(ended, known, strict=True):
-                prospect = "" if ends else self._checkpoints.prospect(worker.rank)
+                checkpoint = "" if ends else self._checkpoints.describe_restore_point(worker.rank)
                 settled = report.settled(fates, waiting)
-                reports.append(replace(settled, checkpoint=prospect))
+                reports.append(replace(settled, checkpoint=checkpoint))
             self.last = reports[0]
             self._reports.extend(reports)
             self._show()  # whoever hears of the death from a call finds its report in the status
@@ -342,7 +342,7 @@ class Deaths:
         def died(call: Call) -> BaseException:
             return WorkerDied(f"{call.name}: {message}", call.reports or (self.last,))
 
-        self._plane.lose(lost, story, died, ends=ends)
+        self._plane.lose(lost, make_report, died, ends=ends)
         if state.served_at is None and self._group.start_error is None:
             self._group.start_error = start_error(first, reason, reports[0])
         for report in reports:
@@ -382,7 +382,7 @@ class Deaths:
         """Write what is left, as far as there is room; waits for a few seconds at most."""
         if self._folder is not None:
             self._writer.run(self._catch_up, self._folder)
-        self._writer.close(_PATIENCE)
+        self._writer.close(_DISK_TIMEOUT)
 
     def _keep(self, report: CrashReport) -> None:
         """Have *report* written soon, in place of an earlier one on the same death."""
@@ -394,27 +394,27 @@ class Deaths:
     def _write(self, folder: ReportFolder, report: CrashReport) -> None:
         self._unwritten = [each for each in self._unwritten if _death(each) != _death(report)]
         self._catch_up(folder)
-        told = self._try(folder, report)
-        if isinstance(told, ReportNotWritten):
+        event = self._try(folder, report)
+        if isinstance(event, ReportNotWritten):
             self._unwritten = [*self._unwritten[1 - _KEPT :], report]
-        self._group.publish(told)
+        self._group.publish(event)
 
     def _catch_up(self, folder: ReportFolder) -> None:
         """Write the reports for which there was no room, while there is."""
         while self._unwritten:
-            told = self._try(folder, self._unwritten[0])
-            if isinstance(told, ReportNotWritten):
+            event = self._try(folder, self._unwritten[0])
+            if isinstance(event, ReportNotWritten):
                 return  # that was said when it was tried first
             del self._unwritten[0]
-            self._group.publish(told)
+            self._group.publish(event)
 
     def _try(self, folder: ReportFolder, report: CrashReport) -> ReportWritten | ReportNotWritten:
-        told = folder.write(report, self._incomplete.get(_death(report), ""))
-        if isinstance(told, ReportWritten):
+        event = folder.write(report, self._incomplete.get(_death(report), ""))
+        if isinstance(event, ReportWritten):
             self._incomplete.pop(_death(report), None)
             if report.lost is Lost.NODE and not report.fenced:
-                self._incomplete[_death(report)] = told.path
-        return told
+                self._incomplete[_death(report)] = event.path
+        return event
 
     # --- the errors of calls ------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class DeviceLeases:
         self._waiting: dict[StartRanks, _Wait] = {}
         self._given_back: list[Lease] = []
         self._timer: Timer | None = None
-        self._forget = self._pool.subscribe(self._hear, group.runtime.collector.emit)
+        self._forget = self._pool.subscribe(self._on_device_event, group.runtime.collector.emit)
         self.status = self._pool.status
 
     def ask(self, start: StartRanks, *, first: bool) -> dict[int, Lease] | None:
@@ -153,7 +153,7 @@ class DeviceLeases:
         self._forget()
         self._pool.close()
 
-    def _hear(self, event: DeviceQuarantined | DeviceRestored) -> None:
+    def _on_device_event(self, event: DeviceQuarantined | DeviceRestored) -> None:
         """Hand on what is told of a device; called in whichever thread has looked at it."""
         self._group.deliver(event)
         if isinstance(event, DeviceQuarantined) and event.fatal:

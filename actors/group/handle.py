@@ -28,14 +28,14 @@ from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of
-from phalanx.actors.health.check_health import check_health
 from phalanx.actors.health.hang_detector import HangLimits
+from phalanx.actors.health.health_check import check_health
 from phalanx.actors.health.heartbeat import HeartbeatClient
-from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
+from phalanx.actors.observe.status_feed import status_of
 from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.actors.signals.driver_exit import open_executors
-from phalanx.actors.spec.factory import culprit
+from phalanx.actors.spec.factory import unpicklable_argument
 from phalanx.actors.spec.results import Status
 from phalanx.actors.spec.worker import Methods
 from phalanx.runtime import (
@@ -276,10 +276,10 @@ class Group:
         self.runtime.collector.emit(event)
         if self.probe is not None:
             self.probe.on_point("event", event=event)
-        self.trace.hear(event)
+        self.trace.on_event(event)
         self.deliver(event)
 
-    def complain(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         """Log *error*, which is a fault of ours."""
         with suppress(Exception):
             self.log.error("phalanx.executor_failed", exc_info=error)
@@ -522,7 +522,7 @@ class Group:
                     limit = self.plane.inline_limit
                     encoded = encode(whole, f"the arguments of {name}", limit)
                 except NotPicklable as error:
-                    raise culprit(name, args, kwargs, error) from error.__cause__
+                    raise unpicklable_argument(name, args, kwargs, error) from error.__cause__
                 payloads.append(self.plane.pack(encoded))
         except BaseException as error:
             if span is not None:

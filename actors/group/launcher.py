@@ -81,7 +81,7 @@ def spawn_thread(run: Callable[[], None], name: str) -> Join:
 
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
 # CUDA's start, after which what is visible is fixed for the life of a process.
-_BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+_NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # Variables of torch that are 0 in a rank that may be kept, and their older names.
 _SURVIVOR = (
     # By default torch ends a process whose NCCL group has failed. Nor may torch abort the group by
@@ -161,7 +161,7 @@ class WorkerBuilder:
         """Return what the process of *spare* is started with."""
         spec = self._spec
         boot = Boot(spare.rank, 0, 0, host_spare, spec.factory)
-        env = {**threads_of_each(spec.world_size), **os.environ, **_BLIND, **spec.launch.env}
+        env = {**threads_of_each(spec.world_size), **os.environ, **_NO_DEVICES, **spec.launch.env}
         return self._launch_in(spare, boot, env, f"phalanx: {spec.name} standby")
 
     def assignment(self, spare: Worker, epoch: EpochSpec) -> Payload:

@@ -17,7 +17,7 @@ from functools import partial
 from select import EPOLLIN
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cluster import FarProcess
+from phalanx.cluster import RemoteProcess
 from phalanx.runtime import (
     Kind,
     LaunchSpec,
@@ -59,7 +59,7 @@ class Launch:
     """
 
     workers: tuple[Worker, ...]
-    processes: Sequence[Process | FarProcess] = ()
+    processes: Sequence[Process | RemoteProcess] = ()
     error: BaseException | None = None
 
 
@@ -115,8 +115,8 @@ class Membership:
         """Begin to start these (rank, incarnation) together; return those that have a process.
 
         Those are the spares, which come first; the others have theirs launched, and are taken over
-        by `land`. Each rank's lease is its process's from here on, or given back; so is each of
-        *restore_points*, the states that ranks are given back.
+        by `commit_launch`. Each rank's lease is its process's from here on, or given back; so is
+        each of *restore_points*, the states that ranks are given back.
 
         Raises:
             PhalanxError, OSError: one could not be equipped; then none of them is left.
@@ -183,7 +183,7 @@ class Membership:
         deadline = self._group.clock() + self._spec.limits.start
         by_label = {spec.label: worker for spec, worker in zip(specs, made, strict=True)}
 
-        def on_exit(process: Process | FarProcess) -> None:
+        def on_exit(process: Process | RemoteProcess) -> None:
             self._exited(by_label[process.label])
 
         def is_wanted() -> bool:
@@ -224,7 +224,7 @@ class Membership:
         launches = self._launches.items()
         return [each for each, join in launches if join(max(0.0, deadline - time.monotonic()))]
 
-    def land(self, launch: Launch) -> bool:
+    def commit_launch(self, launch: Launch) -> bool:
         """Take over what *launch*, which is over, has brought; False if that has been done.
 
         Nothing is left of one that has failed.
@@ -242,11 +242,11 @@ class Membership:
         for worker, process in zip(launch.workers, launch.processes, strict=True):
             worker.process = process
         for worker, process in zip(launch.workers, launch.processes, strict=True):
-            device = process.device if isinstance(process, FarProcess) else worker.labels.device
+            device = process.device if isinstance(process, RemoteProcess) else worker.labels.device
             worker.labels = replace(worker.labels, pid=process.pid, device=device)
             worker.output.label(pid=process.pid)
-            hear = partial(worker.hear, self._group)
-            worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, hear)
+            on_readable = partial(worker.on_control_readable, self._group)
+            worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, on_readable)
             self._group.heartbeats.attach(worker.rank, worker.incarnation, worker.control.send)
             if process.status is not None:
                 # Dead already. Where that was told, nothing could be made of it yet.
@@ -315,7 +315,7 @@ class Membership:
         if worker.lease is not None:
             self._leases.give_back(worker.lease, None if process is None else process.pid)
         if worker.remote is not None:
-            worker.remote.bury()
+            worker.remote.release()
         descriptors.close(worker.control)
         if not worker.attached:
             worker.channel.close()
@@ -331,7 +331,7 @@ class Membership:
 
     def _exited(self, worker: Worker) -> None:
         if worker.process is None:
-            return  # `land` sees it
+            return  # `commit_launch` sees it
         if worker.abandoned:
             worker.process.close()
         elif worker.remote is not None:

@@ -69,15 +69,15 @@ class Shutdown:
         else:
             self.kill(worker)
 
-    def _terminate(self, worker: Worker, patience: float) -> None:
-        """Send SIGTERM, and SIGKILL after *patience* seconds."""
+    def _terminate(self, worker: Worker, kill_after: float) -> None:
+        """Send SIGTERM, and SIGKILL after *kill_after* seconds."""
         if worker.process is None:
             return
         with suppress(OSError):  # it has ended, or hears nothing
             worker.control.send(_TERMINATE)  # a worker holds off a SIGTERM that is not ours
         worker.process.send_signal(signal.SIGTERM)
         worker.process.send_signal(signal.SIGCONT)  # a stopped process takes no SIGTERM
-        self.after(worker, patience, self.kill, worker)
+        self.after(worker, kill_after, self.kill, worker)
 
     def kill(self, worker: Worker) -> None:
         """Kill *worker* now; its exit is handled like any other."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.cluster import FarProcess
+from phalanx.cluster import RemoteProcess
 from phalanx.runtime import Frame, Kind, Payload, read_crash_output, receive, send
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Worker:
     output: WorkerOutput
     started_at: float
     lease: Lease | None = None
-    process: Process | FarProcess | None = None
+    process: Process | RemoteProcess | None = None
     watch: Watch | None = None
     attached: bool = False
     ready: bool = False
@@ -124,7 +124,7 @@ class Worker:
         if self.remote is None or self.remote.output is None:
             self.output.close_child_ends()
 
-    def hear(self, group: Group, _events: int) -> None:
+    def on_control_readable(self, group: Group, _events: int) -> None:
         """Pass on the messages of its control socket; on the event loop's thread.
 
         Heartbeats are noted at once; what else concerns its start and end is the actor's.
@@ -139,12 +139,12 @@ class Worker:
             except OSError:
                 break
             if frame is None:
-                group.post(group.plane.count_foreign, self.rank, self.incarnation)
+                group.post(group.plane.count_foreign_packet, self.rank, self.incarnation)
             elif not isinstance(frame, Frame):
                 break
             elif frame.kind == Kind.PULSE:
                 group.heartbeats.receive(self.rank, frame)
-            elif self.remote is None or not self.remote.heard(frame):
+            elif self.remote is None or not self.remote.handle_frame(frame):
                 group.tell((self, frame))
         if self.watch is not None:
             self.watch.cancel()
@@ -167,7 +167,7 @@ class Worker:
         """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""
         if self.words_end is None:
             return ""
-        if isinstance(self.process, FarProcess):
+        if isinstance(self.process, RemoteProcess):
             stacks = self.process.stacks
         else:
             stacks = read_crash_output(self.output.faults, self.words_end)
@@ -178,7 +178,7 @@ class Worker:
         with contextlib.suppress(OSError):
             self.output.drain(time.monotonic() + _LAST_LINES)
         tail = self.output.tail()
-        if isinstance(self.process, FarProcess):
+        if isinstance(self.process, RemoteProcess):
             return replace(tail, last_words=self.process.last_words)
         if self.words_end is not None:
             words = tail.last_words.encode()[: self.words_end].decode("utf-8", "replace")

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatRequest
 
 
-_PATIENCE = 0.5  # seconds for a heartbeat, which takes milliseconds
+_HEARTBEAT_TIMEOUT = 0.5  # seconds for a heartbeat, which takes milliseconds
 _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they waited for
 _EXIT_LIMIT = 1.0  # seconds a process may live on after its call socket, or its last words
 _SETTLE = 0.25  # seconds for messages between survivors that are under way
-_DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
+_EXPLANATION_LIMIT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
 _PAUSE = 1.0  # seconds by which a check is late that count as a pause of this process
 _CHECKS = 4  # checks of a rank in the time that it may be stopped
 
@@ -214,8 +214,8 @@ class HangDetector:
 
     def expect_exit(self, worker: Worker) -> None:
         """Suspect *worker*, which has said or shown that it ends, if it lives on."""
-        told = worker.failure
-        why = "it closed its call socket" if told is None else f"it raised {told.headline}"
+        failure = worker.failure
+        why = "it closed its call socket" if failure is None else f"it raised {failure.headline}"
         why += " and lived on"
         self._suspect_after(_EXIT_LIMIT, Suspect(worker, why, lambda: True))
 
@@ -239,7 +239,7 @@ class HangDetector:
 
         self._shutdown.after(worker, min(self._spec.policy.leave_within / 2, _SETTLE), due)
 
-    def doubt_reform(self, worker: Worker) -> None:
+    def suspect_reform(self, worker: Worker) -> None:
         """End *worker*, which could not join, unless the news of another death explains that."""
         epoch = worker.epoch
 
@@ -250,7 +250,7 @@ class HangDetector:
                     worker.broken = f"it could not be re-formed: {worker.failure.headline}"
                 self._shutdown.kill(worker)
 
-        self._shutdown.after(worker, _DOUBT, failed)
+        self._shutdown.after(worker, _EXPLANATION_LIMIT, failed)
 
     def _suspect_after(self, seconds: float, suspect: Suspect) -> None:
         def due() -> None:
@@ -355,7 +355,7 @@ class HangDetector:
         done = partial(self._group.post, self._conclude, number)
         request = self._group.heartbeats.request(asked, done)
         self._open[number] = _Examination(request, new, others, before)
-        self._group.runtime.loop.call_at(self._group.clock() + _PATIENCE, done)
+        self._group.runtime.loop.call_at(self._group.clock() + _HEARTBEAT_TIMEOUT, done)
 
     def _conclude(self, number: int) -> None:
         """End the ranks that an examination has found to hang."""
@@ -404,5 +404,5 @@ def _describe(pulse: Pulse | None, before: Vitals, vitals: Vitals) -> str:
     if vitals.state == "D":
         return f"wedged in uninterruptible sleep{place}"
     doing = "uses the processor" if vitals.state == "R" else f"sleeps{place}"
-    silence = f"no sign of life within {_PATIENCE:g} s"
+    silence = f"no sign of life within {_HEARTBEAT_TIMEOUT:g} s"
     return f"wedged: {silence}, so native code holds the interpreter lock; it {doing}"

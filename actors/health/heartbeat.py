@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Frame
 
-PATIENCE = 1.0
+HEARTBEAT_TIMEOUT = 1.0
 """Seconds for a reply, a thousand times what it takes on an idle machine."""
 
 _NOTHING = Payload.of(None)

@@ -135,7 +135,7 @@ class GroupTrace:
                 return carried(_api().set_span_in_context(self._span))
         return {}
 
-    def hear(self, event: Any) -> None:
+    def on_event(self, event: Any) -> None:
         """Record *event*, which the group publishes."""
         tracer = self.telemetry.tracer
         if tracer is None:
@@ -206,8 +206,8 @@ def outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
         about["phalanx.rank"] = call.rank
     if call.error is not None:
         kind = kind_of(call.error)
-        told = "" if kind == "cancelled" else f"{type(call.error).__name__}: {call.error}"
-        return kind, about, told
+        message = "" if kind == "cancelled" else f"{type(call.error).__name__}: {call.error}"
+        return kind, about, message
     if call.failed is not None:
         about["phalanx.failed_rank"] = call.failed[1]
         return "error", about, f"rank {call.failed[1]} raised"

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from phalanx.cluster import RankLaunch, RelayLink
 from phalanx.runtime import Gateway, Kind, WorkerRelay
 
-from .far_output import FarOutput
+from .remote_output import RemoteOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from phalanx.actors.group.handle import Group
     from phalanx.actors.group.worker import Worker
-    from phalanx.cluster import FarProcess, NodePool, Output
-    from phalanx.runtime import Frame, LaunchSpec, Process, Seat, Zmq
+    from phalanx.cluster import NodePool, Output, RemoteProcess
+    from phalanx.runtime import Frame, LaunchSpec, Process, RelaySlot, Zmq
 
 
 _HERE = 0  # this machine, where there is no other
@@ -39,18 +39,18 @@ class Remote:
         output: What its worker on a node has written; None if it is on this machine.
     """
 
-    def __init__(self, worker: Worker, seat: Seat | None, links: Links) -> None:
-        self.output = None if seat is not None else FarOutput(worker.output)
-        self._seat = seat
+    def __init__(self, worker: Worker, slot: RelaySlot | None, links: Links) -> None:
+        self.output = None if slot is not None else RemoteOutput(worker.output)
+        self._slot = slot
         self._worker = worker
         self._links = links
         self._said = False  # the link has told how it ended; else its process here has died
         self._ended = False  # nothing more comes over it
         self._gone = False  # the worker's process has ended
-        self._gone_told = False
+        self._exit_reported = False
         self._lost = False
 
-    def heard(self, frame: Frame) -> bool:
+    def handle_frame(self, frame: Frame) -> bool:
         """Return whether *frame* is about the link itself, and take note if so."""
         if frame.kind != Kind.LINK_ENDED:
             return False
@@ -83,7 +83,7 @@ class Remote:
             if not self._ended and not self._gone:
                 self._lose(why)
 
-        if self._gone_told or self._seat is None or self._seat.relay != number:
+        if self._exit_reported or self._slot is None or self._slot.relay != number:
             return
         if by_itself:
             self._lose(why)  # the driver's side may be one that no longer says anything
@@ -92,10 +92,10 @@ class Remote:
 
     def close_ends(self) -> None:
         """Let go of what only processes of this machine use; they run, or never will."""
-        if self._seat is not None:
-            self._seat.close()
+        if self._slot is not None:
+            self._slot.close()
 
-    def bury(self) -> None:
+    def release(self) -> None:
         """Let go of everything: the worker is gone."""
         self.close_ends()
         self._links.forget(self)
@@ -108,8 +108,8 @@ class Remote:
             self._links.lost(self._worker, f"its link was lost: {why}")
 
     def _tell_gone(self) -> None:
-        if not self._gone_told:
-            self._gone_told = True
+        if not self._exit_reported:
+            self._exit_reported = True
             self._links.gone(self._worker)
 
 
@@ -162,10 +162,10 @@ class Links:
         workers: Sequence[Worker],
         specs: Sequence[LaunchSpec],
         *,
-        on_exit: Callable[[Process | FarProcess], None],
+        on_exit: Callable[[Process | RemoteProcess], None],
         deadline: float,
         is_wanted: Callable[[], bool],
-    ) -> Sequence[Process | FarProcess]:
+    ) -> Sequence[Process | RemoteProcess]:
         """Start *workers* as *specs* say, each with a link.
 
         Raises:
@@ -177,18 +177,18 @@ class Links:
             gateway.open(is_wanted)
             numbers = [gateway.add_rank(_HERE, worker.worker_fds()) for worker in workers]
             invitation = gateway.invite(_HERE)
-        seats = self._relay.seat(
+        slots = self._relay.open_slots(
             invitation,
             [(number, worker.epoch) for number, worker in zip(numbers, workers, strict=True)],
             deadline=deadline,
             is_wanted=is_wanted,
         )
         complete: list[LaunchSpec] = []
-        for worker, spec, seat in zip(workers, specs, seats, strict=True):
-            worker.remote = Remote(worker, seat, self)
+        for worker, spec, slot in zip(workers, specs, slots, strict=True):
+            worker.remote = Remote(worker, slot, self)
             with self._beside_lock:
                 self._beside.add(worker.remote)
-            complete.append(replace(spec, fds={**spec.fds, **seat.worker_fds()}))
+            complete.append(replace(spec, fds={**spec.fds, **slot.worker_fds()}))
         launcher = self._runtime.launcher
         return launcher.launch(*complete, on_exit=on_exit, deadline=deadline, is_wanted=is_wanted)
 
@@ -230,10 +230,10 @@ class NodeLinks(Links):
         workers: Sequence[Worker],
         specs: Sequence[LaunchSpec],
         *,
-        on_exit: Callable[[Process | FarProcess], None],
+        on_exit: Callable[[Process | RemoteProcess], None],
         deadline: float,
         is_wanted: Callable[[], bool],
-    ) -> Sequence[Process | FarProcess]:
+    ) -> Sequence[Process | RemoteProcess]:
         """See `Links.launch`."""
         places = self._pool.places()
         with self._lock:
@@ -267,10 +267,10 @@ class NodeLinks(Links):
             for rank, worker in zip(ranks, workers, strict=True)
         }
 
-        def on_output(process: FarProcess, told: Output) -> None:
+        def on_output(process: RemoteProcess, message: Output) -> None:
             remote = by_label[process.label]
             if remote is not None and remote.output is not None:
-                remote.output.write(told)
+                remote.output.write(message)
 
         return self._pool.launch(
             ranks,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.cluster import NodeAwaited, NodePool
-from phalanx.runtime import Lease, StrangerRefused
+from phalanx.runtime import Lease, PeerRejected
 from phalanx.supervision import NoNode
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class NodePlaces:
     def refused(self, address: str, why: str) -> None:
         """See `PoolEvents`."""
         name, now = self._group.spec.name, self._group.clock()
-        self._group.publish(StrangerRefused(group=name, address=address, why=why, at=now))
+        self._group.publish(PeerRejected(group=name, address=address, why=why, at=now))
 
     def happened(self, event: LoggedEvent) -> None:
         """See `PoolEvents`."""

@@ -126,7 +126,7 @@ def keywords(field: str, given: object) -> dict[str, Any]:
     return dict(cast("Mapping[str, Any]", named))
 
 
-def culprit(
+def unpicklable_argument(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: NotPicklable
 ) -> NotPicklable:
     """Return *error*, which a call of *name* raised, with the argument that cannot be pickled."""

@@ -31,10 +31,10 @@ from phalanx.runtime import (
     await_assignment,
     encode,
     free_groups,
-    land_on,
     leave_process_groups,
     load_snapshot,
     outside,
+    place_on,
     store_snapshot,
     within,
     worker_logger,
@@ -348,7 +348,7 @@ class WorkerHost:
         directive = self._decider.directive(error, str(self._context.rank), failed=failed)
         return Directive.RESUME if directive is None else directive
 
-    def note_foreign(self) -> None:
+    def note_foreign_packet(self) -> None:
         """Log a packet on the call socket that is no message; the worker goes on."""
         self._context.log.warning("phalanx.foreign_packet", on="worker")
 
@@ -397,7 +397,7 @@ def host_worker(blob: bytes, link: Link, factory: WorkerFactory | None = None) -
     config: WorkerConfig = pickle.loads(blob)
     if factory is not None:
         _check_unstarted(config.devices)
-    land_on(config.devices[0])
+    place_on(config.devices[0])
     log, locks = worker_logger(link.fds["log"], config.labels), link.fds["locks"]
     context = config.context(link.rank, link.epoch, link.incarnation, log, locks, _link=link)
     return WorkerHost(config, context, factory, link)

@@ -118,7 +118,7 @@ def cuts(lab: Lab) -> None:
             site.heal()
             site.wait((NodeRecovered, NodeLost), since)
             time.sleep(share * TIMEOUT)  # a lease that could not be renewed has ended by then
-            lost = sum(len(event.ranks) for event, _ in site.heard(NodeLost, since))
+            lost = sum(len(event.ranks) for event, _ in site.events_since(NodeLost, since))
             lab.found.note("cuts", {f"{share}": float(lost)})
 
 

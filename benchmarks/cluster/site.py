@@ -76,7 +76,7 @@ class Site:
         self._machines = machines
         self._up = -(-ranks // per_node) + spares
         self._stopped: list[Task] = []
-        self._heard: list[tuple[Any, float]] = []
+        self._received: list[tuple[Any, float]] = []
         self._news = threading.Condition()
         self._options = options or LocalNodes(
             ranks_per_node=per_node,
@@ -102,7 +102,7 @@ class Site:
             runtime=runtime,
             **{**usual, **given},
         )
-        self.group.subscribe(self._hear)
+        self.group.subscribe(self._on_event)
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +193,7 @@ class Site:
             self._news.wait_for(lambda: "next" in at and ("failed" in at or held is None), LONG)
         took = {what: moment - began for what, moment in at.items()}
         if ends:
-            started = [event.at for event, _ in self.heard(WorkerStarted, since)]
+            started = [event.at for event, _ in self.events_since(WorkerStarted, since)]
             took["overlap"] = float(sum(moment < at["gone"] for moment in started))
         return took
 
@@ -209,28 +209,28 @@ class Site:
     # --- what it tells --------------------------------------------------------------------
 
     def mark(self) -> int:
-        """Return how many events there were until now, for `wait` and `heard`."""
-        return len(self._heard)
+        """Return how many events there were until now, for `wait` and `events_since`."""
+        return len(self._received)
 
     def wait(self, kinds: type | tuple[type, ...], since: int) -> float:
         """Return when the first event of *kinds* after the first *since* was heard."""
         with self._news:
-            if not self._news.wait_for(lambda: self.heard(kinds, since), LONG):
+            if not self._news.wait_for(lambda: self.events_since(kinds, since), LONG):
                 raise TimeoutError(f"of {kinds} nothing was told")
-        return self.heard(kinds, since)[0][1]
+        return self.events_since(kinds, since)[0][1]
 
-    def heard(self, kinds: type | tuple[type, ...], since: int) -> list[tuple[Any, float]]:
+    def events_since(self, kinds: type | tuple[type, ...], since: int) -> list[tuple[Any, float]]:
         """Return the events of *kinds* after the first *since*, and when each was heard."""
-        return [each for each in self._heard[since:] if isinstance(each[0], kinds)]
+        return [each for each in self._received[since:] if isinstance(each[0], kinds)]
 
     def _note(self, at: dict[str, float], what: str, _: Any = None) -> None:
         with self._news:
             at[what] = time.monotonic()
             self._news.notify_all()
 
-    def _hear(self, event: Any) -> None:
+    def _on_event(self, event: Any) -> None:
         with self._news:
-            self._heard.append((event, time.monotonic()))
+            self._received.append((event, time.monotonic()))
             self._news.notify_all()
 
     @property

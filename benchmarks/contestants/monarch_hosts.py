@@ -28,14 +28,14 @@ class MonarchHosts(MonarchMesh):
     def open(self, ranks: int, variant: str) -> None:
         where = json.loads(variant)
         monarch.enable_transport(f"tcp://{where['here']}:0")
-        far = [f"tcp://{address}" for address in where["addresses"]]
+        endpoints = [f"tcp://{address}" for address in where["addresses"]]
         self._hosts = [
             subprocess.Popen(
                 [*prefix, sys.executable, "-c", _HOST, host, str(_PORT)], stdout=sys.stderr
             )
-            for host, prefix in zip(far, where["prefixes"], strict=True)
+            for host, prefix in zip(endpoints, where["prefixes"], strict=True)
         ]
-        workers = [f"{host}:{_PORT}" for host in far]
+        workers = [f"{host}:{_PORT}" for host in endpoints]
         hosts = monarch.attach_to_workers(ca="trust_all_connections", workers=workers)
         first = hosts.slice(hosts=0)
         self._mesh: Any = first.spawn_procs(per_host={"gpus": ranks}).spawn("echo", Echo)

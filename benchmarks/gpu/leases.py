@@ -72,8 +72,8 @@ def _beside(record: Record, own: int, foreign: int, *, listed: bool = True) -> d
         lease = pool.acquire([Request(0, "e4/0")])[0]
         rank, said = _holder(record, own)
         with rank:
-            stranger, _ = _holder(record, foreign)
-            with stranger:
+            other, _ = _holder(record, foreign)
+            with other:
                 at = rank.signal(signal.SIGKILL)
                 rank.gone(at)
                 pool.give_back(lease, rank.pid)

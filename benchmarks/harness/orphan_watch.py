@@ -14,14 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-_PATIENCE = 10.0
+_EXIT_TIMEOUT = 10.0
 
 
 def main() -> None:
     """Wait for the end of the driver; kill all."""
     tag = b"\0" + sys.argv[1].encode() + b"\0"
     sys.stdin.buffer.read()
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _EXIT_TIMEOUT
     while _kill_all(tag) and time.monotonic() < until:  # one may just have started another
         time.sleep(0.01)
 

@@ -129,7 +129,7 @@ class Driven:
             raise ContestantBroke(self.name, said["error"])
         return said
 
-    def hear(self, word: str, seconds: float) -> None:
+    def await_word(self, word: str, seconds: float) -> None:
         """Return when it has said *word*, ahead of its answer."""
         deadline = time.monotonic() + seconds
         while word not in self._line(deadline):

@@ -179,7 +179,7 @@ class Victim:
         self._pids = self._driven.ask("pids", 30)["pids"]
         self._see_shm()
         self._driven.tell("slow", seconds=seconds, notes=str(self._notes))
-        self._driven.hear("begun", 30)
+        self._driven.await_word("begun", 30)
         deadline = time.monotonic() + 10
         while self.system.calls and self._noted()["began"] < self.ranks:
             if time.monotonic() > deadline:

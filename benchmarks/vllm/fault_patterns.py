@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import random
 
 KINDS = ("decode", "prefill", "twice", "both", "recovery", "stop")
-_PATIENCE = 60.0
+_RESTART_TIMEOUT = 60.0
 
 
 class Attack:
@@ -107,7 +107,7 @@ class Attack:
             case "recovery":
                 old = find_ranks(self._root)
                 self._note(strike(self._root, one))
-                wait_new_ranks(self._root, old, time.monotonic() + _PATIENCE)
+                wait_new_ranks(self._root, old, time.monotonic() + _RESTART_TIMEOUT)
                 time.sleep(self._chance.uniform(0.0, 1.0))
                 strike(self._root, (self._chance.randrange(self._ranks),))
             case _:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .fault_patterns import Attack
 
 _START = 400.0  # seconds
-_PATIENCE = 300.0  # seconds without a byte
+_READ_TIMEOUT = 300.0  # seconds without a byte
 _END = 30.0
 
 
@@ -99,7 +99,7 @@ class ServedEngine:
             {"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE) as stream:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=_READ_TIMEOUT) as stream:  # noqa: S310
                 for line in stream:
                     if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
                         self._take(json.loads(line[6:]), answer, attack)

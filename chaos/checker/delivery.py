@@ -23,13 +23,13 @@ _WITHDRAWN = ("timeout", "cancelled")  # outcomes of calls that a worker may pas
 _BEFORE = 5.0  # seconds between a death and the issue of a call that fails with it
 _AFTER = 10.0  # seconds between the end of a call that failed and the event of its death
 _SENT_AGAIN = ("restart", "replace")  # how decisions begin after which calls are sent again
-_HEARD = 1.0  # seconds until the driver knows of an exception that a worker has recorded
+_REPORT_LAG = 1.0  # seconds until the driver knows of an exception that a worker has recorded
 
 
 def nothing_lost(history: History) -> Findings:
     """No rank passes over a call that was sent to it, and no reply of all ranks is lost."""
     yield from _passed_over(history)
-    yield from _unheard(history)
+    yield from _unsettled_calls(history)
 
 
 def _passed_over(history: History) -> Findings:
@@ -55,35 +55,35 @@ def _passed_over(history: History) -> Findings:
                 yield f"{text} {after.call}, which was sent to it later", (sent, after, began)
 
 
-def _unheard(history: History) -> Findings:
+def _unsettled_calls(history: History) -> Findings:
     """Find calls that went on although all their ranks had replied, and to later calls too."""
-    heard = _heard(history)
+    later_replies = _later_replies(history)
     for number, call, _, settled in history.settled:
         for sent in call.sent if _must_have_arrived(call) else ():
             places = [((sent.group, *who), sent.wire) for who in sent.ranks]
             ended = [history.ended[place] for place in places if place in history.ended]
             if len(ended) < len(places) or any(end.error for end in ended):
                 continue
-            if all(heard.get(place, math.inf) < settled.at for place in places):
+            if all(later_replies.get(place, math.inf) < settled.at for place in places):
                 text = f"all ranks replied to call {number}, and their later replies arrived; it"
                 events = (*call.issued, sent, *ended, settled)
                 yield f"{text} ended with {settled.outcome} after that", events
                 break
 
 
-def _heard(history: History) -> dict[tuple[Worker, int], float]:
+def _later_replies(history: History) -> dict[tuple[Worker, int], float]:
     """Return by worker and sending when a reply of that worker to a later one was known."""
-    heard: dict[tuple[Worker, int], float] = {}
+    later_replies: dict[tuple[Worker, int], float] = {}
     for worker, sendings in history.sendings.items():
         first = math.inf
         for sent in reversed(sendings):
-            heard[worker, sent.wire] = first
+            later_replies[worker, sent.wire] = first
             call = history.calls[sent.call]
             is_last = call.sent[-1].wire == sent.wire
             is_asked = call.issued and call.issued[0].shape != "gather"
             if is_asked and is_last and call.settled and call.settled[0].outcome == "value":
                 first = min(first, call.settled[0].at)
-    return heard
+    return later_replies
 
 
 def sent_again(history: History) -> Findings:
@@ -185,7 +185,7 @@ class _Changes:
 
     def between(self, sent: ev.CallSent, until: float) -> bool:
         """Whether calls may have been withdrawn since *sent*."""
-        if _any(self._raised[sent.group], sent.at - _HEARD, until):
+        if _any(self._raised[sent.group], sent.at - _REPORT_LAG, until):
             return True
         return _any(self._changed[sent.group], sent.at, until)
 

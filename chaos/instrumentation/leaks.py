@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WORKERS = ".pids"
 """Files with a line for each process of a rank: its pid and start time, in ticks."""
 
-_PATIENCE = 10.0  # seconds for what is about to disappear
+_SETTLE_TIMEOUT = 10.0  # seconds for what is about to disappear
 
 
 class RunLeaks:
@@ -28,7 +28,9 @@ class RunLeaks:
     def __init__(self, folder: Path, *, own: bool = True) -> None:
         self._folder = folder
         devices = own and Path("/dev/nvidiactl").exists()
-        self._detector = LeakDetector(patience=_PATIENCE, own=own, children=False, devices=devices)
+        self._detector = LeakDetector(
+            patience=_SETTLE_TIMEOUT, own=own, children=False, devices=devices
+        )
         self._detector.pids = self._pids = {os.getpid()}
 
     def look(self, driver: int, places: Iterable[str] = ()) -> None:

@@ -62,7 +62,7 @@ class BrokeredEngine:
             loop,
             name,
             self._spawn,
-            on_message=self._heard,
+            on_message=self._on_message,
             on_exit=self._exited,
             replay=self._replay,
         )
@@ -143,28 +143,28 @@ class BrokeredEngine:
             if self._new and self._send({"reserve": self._new}):
                 self._new.clear()
 
-    def _heard(self, data: bytes, _fds: list[int]) -> None:
-        told: dict[str, Any] = json.loads(data)
+    def _on_message(self, data: bytes, _fds: list[int]) -> None:
+        message: dict[str, Any] = json.loads(data)
         with self._changed:
-            events = self._nodes.get(told.get("node", -1))
-        match told:
+            events = self._nodes.get(message.get("node", -1))
+        match message:
             case {"offered": _} if events:
-                events.offered(told["node"])
+                events.offered(message["node"])
             case {"key": key} if events:
-                events.started(told["node"], key)
+                events.started(message["node"], key)
             case {"unreached": why} if events:
-                events.unreached(told["node"], why)
+                events.unreached(message["node"], why)
             case {"doubt": why} if events:
-                events.doubted(told["node"], why)
+                events.suspect_reported(message["node"], why)
             case {"gone": why, "swept": swept} if events:
-                events.gone(told["node"], why, swept=swept)
+                events.gone(message["node"], why, swept=swept)
             case {"refused": why, "address": address}:
                 with self._changed:
                     events = next(iter(self._nodes.values()), None)
                 if events is not None:
                     events.refused(address, why)
             case {"released": _}:
-                self._released(told["node"])
+                self._released(message["node"])
             case {"address": address, "ranks_per_node": ranks}:
                 with self._changed:
                     self._cluster = Cluster(address=address, ranks_per_node=ranks)
@@ -195,5 +195,5 @@ class BrokeredEngine:
             self._changed.notify_all()
             was_reached = self._cluster is not None
         for number, events in lost.items():
-            events.gone(number, why, swept=False, is_to_blame=False)
+            events.gone(number, why, swept=False, counts_against_machine=False)
         return was_reached

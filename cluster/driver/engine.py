@@ -38,13 +38,15 @@ class EngineEvents(Protocol):
     def unreached(self, number: int, why: str) -> None:
         """Its node process gets no connection to the driver's side; it tries on."""
 
-    def doubted(self, number: int, why: str) -> None:
+    def suspect_reported(self, number: int, why: str) -> None:
         """The machine may be gone."""
 
-    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
+    def gone(
+        self, number: int, why: str, *, swept: bool, counts_against_machine: bool = True
+    ) -> None:
         """The machine or the node process is gone; *swept*: and all that came from it.
 
-        The machine *is to blame*, unless it is the engine itself that has failed.
+        It *counts against the machine*, unless it is the engine itself that has failed.
         """
 
     def refused(self, address: str, why: str) -> None:

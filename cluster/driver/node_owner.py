@@ -16,7 +16,7 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.cluster.link.greeting import why_unfit
+from phalanx.cluster.link.handshake import why_unfit
 from phalanx.cluster.link.messages import Greeting, Leave, NodeOrder, Swept
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import (
@@ -170,17 +170,19 @@ class NodeOwner:
         def judge() -> None:
             address = self._gateway.endpoint
             remedy = "give cluster.bind an address of this machine that the others reach"
-            told = f"{why}: {remedy}, and let its ports through"
+            message = f"{why}: {remedy}, and let its ports through"
             error = partial(AddressNotReached, address=address)
-            self._take(decide.unreached(self.nodes, number, told, self._loop.time()), error)
+            self._take(decide.unreached(self.nodes, number, message, self._loop.time()), error)
 
         self._loop.post(judge)
 
-    def doubted(self, number: int, why: str) -> None:
+    def suspect_reported(self, number: int, why: str) -> None:
         """See `EngineEvents`."""
-        self._post(lambda: decide.doubted(self.nodes, number, why, self._loop.time()))
+        self._post(lambda: decide.suspect_reported(self.nodes, number, why, self._loop.time()))
 
-    def gone(self, number: int, why: str, *, swept: bool, is_to_blame: bool = True) -> None:
+    def gone(
+        self, number: int, why: str, *, swept: bool, counts_against_machine: bool = True
+    ) -> None:
         """See `EngineEvents`."""
 
         def judge() -> NodeDecision:
@@ -190,7 +192,9 @@ class NodeOwner:
             )
             if node is not None and swept:
                 return decide.ended(self.nodes, number, why, at)
-            return decide.gone(self.nodes, number, why, at, is_to_blame=is_to_blame)
+            return decide.gone(
+                self.nodes, number, why, at, counts_against_machine=counts_against_machine
+            )
 
         self._post(judge)
 
@@ -209,9 +213,9 @@ class NodeOwner:
         elif self.nodes.find(number, *HELD, NodeState.LEAVING):
             self._listener.received(number, message)
 
-    def heard(self, number: int, at: float) -> None:
+    def beat_received(self, number: int, at: float) -> None:
         """See `GatewayEvents`."""
-        self._take(decide.heard(self.nodes, number, at))
+        self._take(decide.beat_received(self.nodes, number, at))
 
     def closed(self, number: int, at: float) -> None:
         """See `GatewayEvents`."""
@@ -246,7 +250,9 @@ class NodeOwner:
                 self._take(decide.answers_ended(self.nodes, node.number, at))
             elif node.state is not NodeState.ASKED:
                 why = "the gateway of all nodes has ended"
-                self._take(decide.gone(self.nodes, node.number, why, at, is_to_blame=False))
+                self._take(
+                    decide.gone(self.nodes, node.number, why, at, counts_against_machine=False)
+                )
         self._set_timer()
 
     # --- decisions ----------------------------------------------------------------------------
@@ -290,8 +296,8 @@ class NodeOwner:
                 case NoNode(why=why) if error is not None:
                     self._listener.failed(error(why))
                 case NoNode(why=why):
-                    told = ": ".join(filter(None, (why, self._engine.shortage())))
-                    self._listener.failed(RuntimeFault(told))
+                    message = ": ".join(filter(None, (why, self._engine.shortage())))
+                    self._listener.failed(RuntimeFault(message))
         self._set_timer()
         if not self.nodes.nodes and not self.nodes.wanted:
             self._listener.emptied()

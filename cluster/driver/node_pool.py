@@ -39,8 +39,8 @@ from phalanx.runtime import NodeInfo, Place, Zmq
 from phalanx.supervision import NodeRefused, NoNode, RuntimeFault
 
 from .events import NodeFenced, NodeJoined, NodeLost, NodeQuarantined, NodeRecovered, NodeSuspect
-from .far_process import FarProcess
 from .node_owner import NodeOwner
+from .remote_process import RemoteProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,13 +86,13 @@ class _Launch:
         started: Its processes, by rank.
     """
 
-    on_exit: Callable[[FarProcess], None]
-    on_output: Callable[[FarProcess, Output], None]
+    on_exit: Callable[[RemoteProcess], None]
+    on_output: Callable[[RemoteProcess, Output], None]
     waits_for: dict[int, int] = field(default_factory=dict[int, int])
     orders: dict[int, tuple[RankLaunch, ...]] = field(
         default_factory=dict[int, tuple[RankLaunch, ...]]
     )
-    started: dict[int, FarProcess] = field(default_factory=dict[int, FarProcess])
+    started: dict[int, RemoteProcess] = field(default_factory=dict[int, RemoteProcess])
     error: str = ""
 
 
@@ -129,7 +129,7 @@ class NodePool:
         self._greetings: dict[int, Greeting] = {}
         self._lost: set[int] = set()  # nodes that are not fenced yet
         self._at: dict[int, int] = {}  # rank -> node
-        self._processes: dict[tuple[int, int], FarProcess] = {}  # by rank and incarnation
+        self._processes: dict[tuple[int, int], RemoteProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
         self._launches: dict[int, _Launch] = {}  # by the numbers of their orders
         self._under_way: list[_Launch] = []
@@ -198,9 +198,9 @@ class NodePool:
             placed = place(size, dict.fromkeys(held, self._ranks_per_node), before)
             if placed is None:
                 return f"{needed} nodes, of which {len(held)} serve"
-            doubtful = sorted({placed[r] for r in ranks if states[placed[r]] is NodeState.SUSPECT})
-            if doubtful:
-                return f"{self._names(doubtful)} to be heard"
+            suspects = sorted({placed[r] for r in ranks if states[placed[r]] is NodeState.SUSPECT})
+            if suspects:
+                return f"{self._names(suspects)} to be heard"
             self._at = placed
             idle = sorted(held - set(placed.values()))
             for number in idle[self._options.spare_nodes :]:
@@ -243,7 +243,9 @@ class NodePool:
                     tuple(sorted(r for r, at in self._at.items() if at == node.number)),
                     "" if (known := self._greetings.get(node.number)) is None else known.place,
                     devices=tuple(sorted(leased[node.number])),
-                    beat_age=max(0.0, now - node.heard_at) if node.heard_at else None,
+                    beat_age=max(0.0, now - node.last_received_at)
+                    if node.last_received_at
+                    else None,
                 )
                 for node in owner.nodes.nodes
             )
@@ -255,11 +257,11 @@ class NodePool:
         ranks: Sequence[RankLaunch],
         links: Mapping[int, RelayLink],
         *,
-        on_exit: Callable[[FarProcess], None],
-        on_output: Callable[[FarProcess, Output], None],
+        on_exit: Callable[[RemoteProcess], None],
+        on_output: Callable[[RemoteProcess, Output], None],
         deadline: float,
         is_wanted: Callable[[], bool],
-    ) -> list[FarProcess]:
+    ) -> list[RemoteProcess]:
         """Start *ranks* on their nodes, all or none; return once they run.
 
         Args:
@@ -448,7 +450,7 @@ class NodePool:
                 return
             ranks = launch.orders[message.number]
             for rank, pid, device in zip(ranks, message.pids, message.devices, strict=True):
-                process = FarProcess(
+                process = RemoteProcess(
                     number,
                     self._host(number),
                     rank.rank,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils import z85
 
-from phalanx.cluster.link.greeting import why_unfit
+from phalanx.cluster.link.handshake import why_unfit
 from phalanx.cluster.link.messages import (
     Answer,
     Fenced,
@@ -120,7 +120,7 @@ class Broker:
                 self._monitor.recv_multipart()
                 self._refused("", "it has another key, or does not speak as a node does")
             while self._router.poll(0):
-                self._hear(*self._router.recv_multipart())
+                self._on_message(*self._router.recv_multipart())
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order:
@@ -141,7 +141,7 @@ class Broker:
             case _:
                 pass
 
-    def _hear(self, route: bytes, *parts: bytes) -> None:
+    def _on_message(self, route: bytes, *parts: bytes) -> None:
         try:
             message: Message | None = decode(parts)
         except MalformedMessage:

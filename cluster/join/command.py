@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils import z85
 
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import (
     Fenced,
     Leave,

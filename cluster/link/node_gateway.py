@@ -11,7 +11,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from phalanx.runtime import Gateway, unheard
+from phalanx.runtime import Gateway, discard_event
 
 from .messages import decode, encode
 
@@ -33,7 +33,7 @@ class GatewayEvents(Protocol):
     def received(self, number: int, message: Message, at: float) -> None:
         """A node has sent a message; not a beat."""
 
-    def heard(self, number: int, at: float) -> None:
+    def beat_received(self, number: int, at: float) -> None:
         """A beat of a node has come, and was answered."""
 
     def closed(self, number: int, at: float) -> None:
@@ -69,7 +69,7 @@ class NodeGateway(Gateway):
         *,
         group: str,
         events: GatewayEvents,
-        on_event: Callable[[LoggedEvent], None] = unheard,
+        on_event: Callable[[LoggedEvent], None] = discard_event,
     ) -> None:
         super().__init__(loop, launcher, options, group=group, on_event=on_event)
         self._entry = "phalanx.cluster.link.node_gateway_main:main"
@@ -106,11 +106,11 @@ class NodeGateway(Gateway):
 
     # --- on the event loop's thread ---------------------------------------------------------
 
-    def _told(self, head: dict[str, Any], raw: bytes) -> None:
+    def _dispatch(self, head: dict[str, Any], raw: bytes) -> None:
         events = self._events
         for number, at in head.get("heard", {}).items():
-            events.heard(int(number), at)
-        super()._told(head, raw)
+            events.beat_received(int(number), at)
+        super()._dispatch(head, raw)
         match head:
             case {"from": number, "at": at}:
                 events.received(number, decode([raw]), at)

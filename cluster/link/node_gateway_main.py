@@ -23,6 +23,7 @@ from zmq.utils import z85
 
 from phalanx.runtime.remote.gateway_main import GatewayProcess, serve
 
+from .chunking import Outbox
 from .messages import (
     Answer,
     Beat,
@@ -41,7 +42,6 @@ from .messages import (
     decode,
     encode,
 )
-from .pieces import Outbox
 
 if TYPE_CHECKING:
     import socket
@@ -54,7 +54,7 @@ LARGEST = 64 * 1024
 
 _SETTLE = 0.05  # seconds for what had arrived while this process was stopped to be read
 _KEY = 2.0  # seconds by which the key of a node may come after its first try to connect
-_STRANGERS = 64  # of them that are remembered
+_MOST_REFUSALS = 64  # of them that are remembered
 _PIECES = 120  # of a long message in the time of silence after which links are lost; see `Outbox`
 _NEWS = 0.5  # seconds between words to the driver of beats that it has not asked for
 
@@ -95,20 +95,21 @@ class NodeGatewayProcess(GatewayProcess):
 
     def __init__(self, options: Zmq, link: socket.socket) -> None:
         self._nodes: dict[str, _Node] = {}  # by name
-        self._heard: dict[int, float] = {}  # nodes whose beats the driver has not been told of
-        self._told_at = 0.0
+        # Nodes whose beats the driver has not been told of.
+        self._new_beats: dict[int, float] = {}
+        self._reported_at = 0.0
         self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
         # Who was refused and may yet be admitted, by key: when that is told, from where, and why.
-        self._strangers: dict[bytes, tuple[float, str, str]] = {}
+        self._pending_refusals: dict[bytes, tuple[float, str, str]] = {}
         super().__init__(options, link)
 
     # --- what every gateway does, and more for nodes ----------------------------------------
 
     def _next(self, due: float) -> float:
-        told = [at for at, _, _ in self._strangers.values()]
+        refusals = [at for at, _, _ in self._pending_refusals.values()]
         asked = [at for at, _ in self._asked]
-        news = [self._told_at + _NEWS] if self._heard else []
-        return super()._next(min([due, *told, *asked, *news]))
+        news = [self._reported_at + _NEWS] if self._new_beats else []
+        return super()._next(min([due, *refusals, *asked, *news]))
 
     def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
         match order:
@@ -118,7 +119,7 @@ class NodeGatewayProcess(GatewayProcess):
                 node = _Node(number, now, Outbox(self._options.lost_after / _PIECES))
                 self._nodes[node.name] = node
                 self._authenticator.admit_key(key.encode(), node.name.encode())
-                self._strangers.pop(z85.decode(key.encode()), None)
+                self._pending_refusals.pop(z85.decode(key.encode()), None)
             case {"silence": number, "why": why}:
                 if (known := self._nodes.get(f"node {number}")) is not None:
                     known.is_silenced = True
@@ -138,18 +139,18 @@ class NodeGatewayProcess(GatewayProcess):
                 super()._obey(order, fds, now)
 
     def _tell(self, head: dict[str, Any], raw: bytes = b"") -> None:
-        heard, self._heard, self._told_at = self._heard, {}, time.monotonic()
-        super()._tell({**head, "heard": heard}, raw)
+        beats, self._new_beats, self._reported_at = self._new_beats, {}, time.monotonic()
+        super()._tell({**head, "heard": beats}, raw)
 
     def _go_on(self, now: float) -> None:
         super()._go_on(now)
-        for key, (due, address, why) in list(self._strangers.items()):
+        for key, (due, address, why) in list(self._pending_refusals.items()):
             if now >= due:
-                del self._strangers[key]
+                del self._pending_refusals[key]
                 super()._refuse(address, why, key)
         while self._asked and now >= self._asked[0][0]:
             self._tell({"now": time.monotonic(), "ask": self._asked.popleft()[1]})
-        if self._heard and not self._backlog and now >= self._told_at + _NEWS:
+        if self._new_beats and not self._backlog and now >= self._reported_at + _NEWS:
             self._tell({})
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:
@@ -157,8 +158,8 @@ class NodeGatewayProcess(GatewayProcess):
         if not key:
             super()._refuse(address, why)
             return
-        self._strangers = dict(list(self._strangers.items())[-_STRANGERS:])
-        self._strangers.setdefault(key, (time.monotonic() + _KEY, address, why))
+        self._pending_refusals = dict(list(self._pending_refusals.items())[-_MOST_REFUSALS:])
+        self._pending_refusals.setdefault(key, (time.monotonic() + _KEY, address, why))
 
     def _look_who_is_there(self, now: float) -> None:
         super()._look_who_is_there(now)
@@ -171,12 +172,12 @@ class NodeGatewayProcess(GatewayProcess):
         nodes = self._nodes.values()
         return super()._inside() + sum(n.is_connected and not n.is_silenced for n in nodes)
 
-    def _hear_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:
+    def _receive_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:
         node = self._nodes.get(name)
         if node is None:
             return name.startswith("node ")  # it was forgotten
         try:
-            self._hear_node(node, route, [frame.bytes for frame in frames])
+            self._receive_node(node, route, [frame.bytes for frame in frames])
         except MalformedMessage as error:
             if not node.has_strayed:
                 node.has_strayed = True
@@ -185,7 +186,7 @@ class NodeGatewayProcess(GatewayProcess):
 
     # --- the nodes --------------------------------------------------------------------------
 
-    def _hear_node(self, node: _Node, route: bytes, parts: Sequence[bytes]) -> None:
+    def _receive_node(self, node: _Node, route: bytes, parts: Sequence[bytes]) -> None:
         if sum(map(len, parts)) > LARGEST:
             raise MalformedMessage(f"it has more than {LARGEST} bytes")
         message, now = decode(parts), time.monotonic()
@@ -198,7 +199,7 @@ class NodeGatewayProcess(GatewayProcess):
             case Beat(number=number) if node.route is not None:
                 if not node.is_silenced:
                     node.answered_at = now
-                    self._heard[node.number] = now
+                    self._new_beats[node.number] = now
                     self._reply(route, Answer(number=number))
             case _ if route != node.route:
                 why = "another process has greeted with this key" if node.route else "it is refused"

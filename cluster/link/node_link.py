@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from .chunking import Inbox
 from .messages import MalformedMessage, Piece, Taken, decode, encode
-from .pieces import Inbox
 
 if TYPE_CHECKING:
     from .messages import Message

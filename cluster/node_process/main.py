@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import zmq
 
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import (
     Answer,
     Beat,
@@ -64,7 +64,7 @@ REFUSED = 71
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
 _REACH = 5.0  # seconds for a connection, after which the node reports that it has none
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
-_PATIENCE = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
+_LINK_LEASES = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
 _SPARSE = 4  # of so many beats one goes out on a link without answers: it delays the fence
 _HANDSHAKE = 15  # beats until a connection that is there, and is not open, is tried anew
 
@@ -96,7 +96,7 @@ class NodeProcess:
         # For beats alone, while the first one is silent.
         self._second = self._link.another()
         self._tried = 0  # beats for which it was to connect
-        self._heard_at = 0.0  # on the first one, or when it was to be
+        self._last_received_at = 0.0  # on the first one, or when it was to be
         self._lease: Lease | None = None  # from the greeting on
         self._beat_at = 0.0
         self._retry_at = 0.0
@@ -131,7 +131,7 @@ class NodeProcess:
             now = syscalls.boot_time()
             while (message := self._link.receive()) is not None:
                 self._obey(message, now)
-                self._heard_at = now
+                self._last_received_at = now
                 if self._tried:
                     self._second.renew()
                     self._tried = 0
@@ -147,7 +147,7 @@ class NodeProcess:
                 self.end("its lease is over")
             elif self._link.state is LinkState.ENDED and not self._is_done:
                 self.end("its control link has ended")
-            elif now > self._heard_at + _PATIENCE * self._order.lease:
+            elif now > self._last_received_at + _LINK_LEASES * self._order.lease:
                 self.end("its control link is silent")  # though another connection is not
             else:
                 self._speak(now)
@@ -213,7 +213,7 @@ class NodeProcess:
             now = syscalls.boot_time()
             self._link.send(greeting)
             self._lease = Lease(now, order.lease)
-            self._heard_at = now
+            self._last_received_at = now
             self._launcher.keep_until(self._lease.until)
             self._beat_at = now
         elif now >= self._join_until:

@@ -69,7 +69,7 @@ class RankOutput:
         self._send = send
         self._lock = threading.Lock()
         self._timer: Timer | None = None
-        self._is_told = False
+        self._start_reported = False
         self._watches: list[Watch] = []
         with contextlib.ExitStack() as made:
             out, self.stdout = (descriptors.own(end, made) for end in os.pipe2(os.O_CLOEXEC))
@@ -84,7 +84,7 @@ class RankOutput:
         self._ends = [self.stdout, self.stderr, self._log_end]
         for fd in self._streams:
             os.set_blocking(fd, False)
-            self._watches.append(loop.watch(fd, EPOLLIN, partial(self._hear, fd)))
+            self._watches.append(loop.watch(fd, EPOLLIN, partial(self._on_readable, fd)))
 
     def child_fds(self) -> dict[str, int]:
         """Return what the rank is started with beside its stdout and stderr, by name."""
@@ -98,7 +98,7 @@ class RankOutput:
     def begin(self) -> None:
         """Send what comes, and has come: the driver has been told of the rank."""
         with self._lock:
-            self._is_told = True
+            self._start_reported = True
         self._loop.post(self._plan)
 
     def finish(self) -> None:
@@ -130,7 +130,7 @@ class RankOutput:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _hear(self, fd: int, _events: int) -> None:
+    def _on_readable(self, fd: int, _events: int) -> None:
         if not self._read(fd):
             self._watches[list(self._streams).index(fd)].cancel()
         self._plan()
@@ -153,7 +153,7 @@ class RankOutput:
                 self._streams[fd].put(data)
 
     def _plan(self) -> None:
-        if self._is_told and (self._timer is None or not self._timer.is_pending):
+        if self._start_reported and (self._timer is None or not self._timer.is_pending):
             self._timer = self._loop.call_at(time.monotonic() + _EVERY, self._due)
 
     def _due(self) -> None:

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
         Signal,
         Stacks,
     )
-    from phalanx.runtime import Launcher, Lease, Process, Seat
+    from phalanx.runtime import Launcher, Lease, Process, RelaySlot
 
-_BURIAL = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
+_REAP_TIMEOUT = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
 _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
 _LAST = 24_000  # bytes of each of a dead rank's texts in a message
@@ -170,11 +170,11 @@ class Ranks:
             return self._processes.get((order.rank, order.incarnation))
 
     def _launch(self, order: Launch) -> None:
-        is_told = threading.Event()
+        start_reported = threading.Event()
         by_label = {_label(rank): rank for rank in order.ranks}
 
         def on_exit(process: Process) -> None:
-            _spawn(partial(self._bury, process, by_label[process.label], is_told), "burial")
+            _spawn(partial(self._reap, process, by_label[process.label], start_reported), "reap")
 
         def is_wanted() -> bool:
             return order.number not in self._unwanted and not self._is_leaving
@@ -213,16 +213,16 @@ class Ranks:
         self._report(Started(number=order.number, pids=pids, devices=devices))
         for each in equipped:
             each.output.begin()
-        is_told.set()
+        start_reported.set()
 
     def _is_over(self, order: Launch) -> None:
         with self._lock:
             self._starting.pop(order.number, None)
             self._unwanted.discard(order.number)
 
-    def _bury(self, process: Process, rank: RankLaunch, is_told: threading.Event) -> None:
-        left = process.kill_tree(time.monotonic() + _BURIAL)
-        was_started = is_told.wait(_BURIAL)
+    def _reap(self, process: Process, rank: RankLaunch, start_reported: threading.Event) -> None:
+        left = process.kill_tree(time.monotonic() + _REAP_TIMEOUT)
+        was_started = start_reported.wait(_REAP_TIMEOUT)
         with self._lock:
             self._processes.pop((rank.rank, rank.incarnation), None)
             equipment = self._equipment.pop((rank.rank, rank.incarnation), None)
@@ -264,7 +264,7 @@ class Ranks:
         fds: dict[str, int] = {}
         stdout = stderr = None
         if known is not None:
-            fds = {"locks": self._locks, **known.seat.worker_fds(), **known.output.child_fds()}
+            fds = {"locks": self._locks, **known.slot.worker_fds(), **known.output.child_fds()}
             stdout, stderr = known.output.stdout, known.output.stderr
         visible = dict[str, str]() if lease is None else lease.environment
         size = int(rank.env.get("LOCAL_WORLD_SIZE", len(order.ranks)))
@@ -301,14 +301,14 @@ class Ranks:
                 self._locks = create_lock_file()
         invitation = Invitation(**vars(order.link))
         numbers = [(rank.seat, rank.epoch) for rank in order.ranks]
-        seats = self._relay.seat(invitation, numbers, deadline=deadline, is_wanted=is_wanted)
+        slots = self._relay.open_slots(invitation, numbers, deadline=deadline, is_wanted=is_wanted)
         with contextlib.ExitStack() as made:
-            for seat in seats:
-                made.callback(seat.close)
-            for rank, seat in zip(order.ranks, seats, strict=True):
+            for slot in slots:
+                made.callback(slot.close)
+            for rank, slot in zip(order.ranks, slots, strict=True):
                 loop = self._launcher.loop
                 output = RankOutput(loop, rank.rank, rank.incarnation, self._report)
-                equipped.append(_Equipment((rank.rank, rank.incarnation), seat, output))
+                equipped.append(_Equipment((rank.rank, rank.incarnation), slot, output))
             made.pop_all()
 
     def _sweep(self) -> None:
@@ -347,13 +347,13 @@ class _Equipment:
     """
 
     key: tuple[int, int]
-    seat: Seat
+    slot: RelaySlot
     output: RankOutput
     words_end: int | None = None
 
     def close_child_ends(self) -> None:
         """Let go of what only processes use that run by now."""
-        self.seat.close()
+        self.slot.close()
         self.output.close_child_ends()
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class NodeStarter:
             loop,
             f"node {order.number}",
             self._spawn,
-            on_message=self._heard,
+            on_message=self._on_message,
             on_exit=self._exited,
             replay=lambda: [(encode(order)[0], ())],
         )
@@ -101,7 +101,7 @@ class NodeStarter:
             env={**os.environ, process_tree.VARIABLE: tag.value},
         )
 
-    def _heard(self, data: bytes, _fds: list[int]) -> None:
+    def _on_message(self, data: bytes, _fds: list[int]) -> None:
         match decode([data]):
             case NodeKey(key=key):
                 self._on_key(key)

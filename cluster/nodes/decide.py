@@ -153,7 +153,7 @@ class Node:
     Attributes:
         since: When it entered its state; ``math.inf`` if it was asked for and did not come in time.
         machine: What names its machine until that boots anew; empty before the greeting.
-        heard_at: When it was last heard.
+        last_received_at: When it was last heard.
         answered_at: When the last answer to it left, once none follows; None before.
     """
 
@@ -161,7 +161,7 @@ class Node:
     state: NodeState
     since: float
     machine: str = ""
-    heard_at: float = 0.0
+    last_received_at: float = 0.0
     answered_at: float | None = None
 
 
@@ -204,9 +204,9 @@ class Nodes:
             case NodeState.JOINING:
                 return node.since + limits.join
             case NodeState.UP:
-                return node.heard_at + limits.quiet
+                return node.last_received_at + limits.quiet
             case NodeState.SUSPECT:
-                return node.heard_at + limits.lease
+                return node.last_received_at + limits.lease
             case NodeState.LOST:
                 last = node.answered_at
                 return math.inf if last is None else over_at(last, limits.lease)
@@ -259,7 +259,7 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
         if before.machine == machine and before.state is NodeState.LOST:
             nodes = nodes.without(before.number)
             actions += (Fenced(before.number, "a new node on its machine has ended what was left"),)
-    node = replace(node, machine=machine, heard_at=at, since=at)
+    node = replace(node, machine=machine, last_received_at=at, since=at)
     losses = [lost for name, lost in nodes.losses if name == machine]
     if len(losses) >= _LOSSES and losses[-1] + nodes.limits.quarantine > at:
         node = replace(node, state=NodeState.ASIDE)
@@ -285,18 +285,18 @@ def unreached(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
     return _not_joined(nodes, number, why, at) if nodes.have_greeted else unfit(nodes, number, why)
 
 
-def heard(nodes: Nodes, number: int, at: float) -> NodeDecision:
+def beat_received(nodes: Nodes, number: int, at: float) -> NodeDecision:
     """Return what follows when a beat of a node has been heard."""
     node = nodes.find(number, *HELD, NodeState.ASIDE)
     if node is None:
         return nodes, ()
-    was, node = node.state, replace(node, heard_at=at)
+    was, node = node.state, replace(node, last_received_at=at)
     if was is not NodeState.SUSPECT:
         return nodes.with_(node), ()
     return nodes.with_(replace(node, state=NodeState.UP, since=at)), (Recovered(number),)
 
 
-def doubted(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
+def suspect_reported(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
     """Return what follows when a node may be gone, for what started it doubts it, say."""
     node = nodes.find(number, NodeState.UP)
     if node is None:
@@ -306,17 +306,17 @@ def doubted(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
 
 
 def gone(
-    nodes: Nodes, number: int, why: str, at: float, *, is_to_blame: bool = True
+    nodes: Nodes, number: int, why: str, at: float, *, counts_against_machine: bool = True
 ) -> NodeDecision:
     """Return what follows when a node is certainly not there: its control link is closed, say.
 
-    Its machine may be put aside for that, unless it is not *to blame*.
+    Its machine may be put aside for that, if it *counts against the machine*.
     """
     node = nodes.find(number)
     if node is None or node.state is NodeState.LOST:
         return nodes, ()
     if node.state in HELD:
-        return _lose(nodes, node, why, at, is_to_blame=is_to_blame)
+        return _lose(nodes, node, why, at, counts_against_machine=counts_against_machine)
     if node.state is NodeState.LEAVING:  # what it ran may go on until its lease is over
         return nodes.with_(replace(node, state=NodeState.LOST, since=at)), (Lose(number, why),)
     if node.state is NodeState.JOINING:
@@ -372,9 +372,11 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
         case NodeState.JOINING:
             return _not_joined(nodes, number, f"its node has not greeted in {limits.join:g} s", at)
         case NodeState.UP:
-            return doubted(nodes, number, f"silent for {at - node.heard_at:.1f} s", at)
+            return suspect_reported(
+                nodes, number, f"silent for {at - node.last_received_at:.1f} s", at
+            )
         case NodeState.SUSPECT:
-            return _lose(nodes, node, f"silent for {at - node.heard_at:.1f} s", at)
+            return _lose(nodes, node, f"silent for {at - node.last_received_at:.1f} s", at)
         case NodeState.LOST:
             return nodes.without(number), (Fenced(number, "its lease is over"),)
         case NodeState.ASIDE:
@@ -395,11 +397,11 @@ def _not_joined(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
 
 
 def _lose(
-    nodes: Nodes, node: Node, why: str, at: float, *, is_to_blame: bool = True
+    nodes: Nodes, node: Node, why: str, at: float, *, counts_against_machine: bool = True
 ) -> NodeDecision:
     since = at - nodes.limits.quarantine
     losses = tuple(each for each in nodes.losses if each[1] > since)
-    nodes = replace(nodes, losses=(*losses, *[(node.machine, at)] * is_to_blame))
+    nodes = replace(nodes, losses=(*losses, *[(node.machine, at)] * counts_against_machine))
     lost = replace(node, state=NodeState.LOST, since=at)
     return _complete(nodes.with_(lost), at, (Lose(node.number, why),))
 

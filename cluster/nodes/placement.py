@@ -28,9 +28,9 @@ def place(ranks: int, slots: Mapping[int, int], before: Mapping[int, int]) -> di
         free[held] -= 1
     if min(free.values(), default=0) < 0:
         return None
-    homeless = [rank for rank in range(ranks) if rank not in placed]
-    homeless.sort(key=lambda rank: before.get(rank, -1))
-    groups = [list(group) for _, group in groupby(homeless, lambda rank: before.get(rank, -1))]
+    unplaced = [rank for rank in range(ranks) if rank not in placed]
+    unplaced.sort(key=lambda rank: before.get(rank, -1))
+    groups = [list(group) for _, group in groupby(unplaced, lambda rank: before.get(rank, -1))]
     # The largest first, which are the hardest to fit; what has to be cut gets what then is left.
     groups.sort(key=len, reverse=True)
     cut = list[list[int]]()

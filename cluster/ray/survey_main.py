@@ -121,7 +121,7 @@ def survey(address: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        told = survey(sys.argv[1])
+        answer = survey(sys.argv[1])
     except Exception as error:  # noqa: BLE001  # as above
-        told = {"error": text_of(error)}
-    sys.stdout.write(f"{json.dumps(told)}\n")
+        answer = {"error": text_of(error)}
+    sys.stdout.write(f"{json.dumps(answer)}\n")

@@ -1,4 +1,4 @@
-"""`Follower`: follows one driver's stream, one after the other, for an account of what it says."""
+"""`Follower`: follows one driver's stream, one after the other, for a consumer of what it says."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SLICE = 1.0
 _SILENT = 10.0  # seconds without a word of a driver, of which there is one a second
 
 
-def silence(heard_at: float, now: float) -> str:
-    """Return that a driver last heard at *heard_at* is silent; empty if it is not for long."""
-    silent = now - heard_at
+def silence(last_received_at: float, now: float) -> str:
+    """Return that a driver is silent since *last_received_at*; empty if it is not for long."""
+    silent = now - last_received_at
     return f"the driver has not answered for {silent:.0f} s" if silent > _SILENT else ""
 
 
-class Account(Protocol):
+class StreamConsumer(Protocol):
     """What takes the news of a driver; times are in seconds, *now* on the monotonic clock."""
 
     def begin(self, driver: dict[str, Any], now: float) -> None:
@@ -46,7 +46,7 @@ class Account(Protocol):
         ...
 
 
-_A = TypeVar("_A", bound=Account)
+_A = TypeVar("_A", bound=StreamConsumer)
 
 
 class Follower(Generic[_A]):
@@ -55,14 +55,14 @@ class Follower(Generic[_A]):
     Without a name it is the only driver of this user.
 
     Attributes:
-        account: What was heard; guarded by *lock*.
+        consumer: Takes what the driver says; guarded by *lock*.
 
     Raises:
         RuntimeFault: there is no process *pid*.
     """
 
-    def __init__(self, account: _A, *, pid: int | None = None, name: str = "") -> None:
-        self.account = account
+    def __init__(self, consumer: _A, *, pid: int | None = None, name: str = "") -> None:
+        self.consumer = consumer
         self.lock = threading.Lock()
         self._pid = pid
         self._name = name
@@ -89,7 +89,7 @@ class Follower(Generic[_A]):
                 os.close(self._pidfd)
 
     def _find(self) -> DriverStream | None:
-        """Return the driver to follow; else say in the account why there is none."""
+        """Return the driver to follow; else tell the consumer why there is none."""
         found = [
             driver
             for driver in find_drivers()
@@ -109,25 +109,25 @@ class Follower(Generic[_A]):
                 else ("no driver of this user runs")
             )
         with self.lock:
-            self.account.end(problem, time.monotonic(), is_alive=self._pid is not None)
+            self.consumer.end(problem, time.monotonic(), is_alive=self._pid is not None)
         return None
 
     def _follow(self, driver: DriverStream) -> None:
         try:
             with Observer(driver, watch=True) as observer:
                 with self.lock:
-                    self.account.begin(asdict(driver), time.monotonic())
+                    self.consumer.begin(asdict(driver), time.monotonic())
                 while not observer.has_ended:
                     record = observer.next(time.monotonic() + _SLICE)
                     if record is not None and observer.is_last(record):
                         break
                     with self.lock:
                         if record is None:
-                            self.account.wait(time.monotonic())
+                            self.consumer.wait(time.monotonic())
                         else:
-                            self.account.take(record, time.monotonic(), time.time())
+                            self.consumer.take(record, time.monotonic(), time.time())
         except RuntimeFault:  # it ended before it could be followed
             pass
         with self.lock:
             problem = f"driver {driver.pid} has closed its stream"
-            self.account.end(problem, time.monotonic(), is_alive=self._pid is not None)
+            self.consumer.end(problem, time.monotonic(), is_alive=self._pid is not None)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.supervision import RuntimeFault, SpecError
 
-from .follower import Account, Follower
+from .follower import Follower, StreamConsumer
 
 if TYPE_CHECKING:
     import argparse
     from socketserver import BaseServer
 
 _WHOSE = (errno.EADDRINUSE, errno.EACCES)
-_A = TypeVar("_A", bound=Account)
+_A = TypeVar("_A", bound=StreamConsumer)
 
 
 def add_arguments(parser: argparse.ArgumentParser, port: int) -> None:
@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser, port: int) -> None:
     add("--host", default="127.0.0.1", help="address of the interface (127.0.0.1)")
 
 
-def follow(account: _A, driver: str) -> Follower[_A]:
-    """Return what follows *driver*, a pid or a name, for *account*."""
+def follow(consumer: _A, driver: str) -> Follower[_A]:
+    """Return what follows *driver*, a pid or a name, for *consumer*."""
     if driver.isascii() and driver.isdigit():
-        return Follower(account, pid=int(driver))
-    return Follower(account, name=driver)
+        return Follower(consumer, pid=int(driver))
+    return Follower(consumer, name=driver)
 
 
 def listen(host: Any, port: Any) -> socket.socket:

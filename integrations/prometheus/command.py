@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from phalanx.integrations.follower import service
 from phalanx.supervision import SpecError
 
-from .account import DriverAccount
+from .driver_metrics import DriverMetrics
 from .server import DEFAULT_PORT, check_installed
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write((folder / _FILES[arguments.print]).read_text())
         return 0
     check_installed()
-    from .families import check_labels  # noqa: PLC0415  # needs prometheus_client
     from .http_server import make_server  # noqa: PLC0415  # as above
+    from .metric_definitions import check_labels  # noqa: PLC0415  # needs prometheus_client
 
     labels: dict[str, str] = {}
     for each in arguments.label:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError("--label", each, "give NAME=VALUE, each name once")
         labels[name] = value
     check_labels(labels)
-    follower = service.follow(DriverAccount(), arguments.driver)
+    follower = service.follow(DriverMetrics(), arguments.driver)
     listener = service.listen(arguments.host, arguments.port)
     with make_server(listener, arguments.host, follower, labels) as server:
         print(f"serving {service.url_of(listener)}/metrics", flush=True)  # noqa: T201

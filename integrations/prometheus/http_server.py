@@ -23,8 +23,8 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from phalanx.integrations.follower.follower import Follower
 from phalanx.integrations.follower.service import is_own_name, serve
 
-from .account import DriverAccount
-from .families import AccountCollector
+from .driver_metrics import DriverMetrics
+from .metric_definitions import DriverCollector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +43,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def make_server(
-    listener: socket.socket, host: str, follower: Follower[DriverAccount], labels: Mapping[str, str]
+    listener: socket.socket, host: str, follower: Follower[DriverMetrics], labels: Mapping[str, str]
 ) -> ThreadingWSGIServer:
     """Return a server on *listener*, which it takes over; *host* is what the user has named."""
     server = ThreadingWSGIServer(("", 0), _Handler, bind_and_activate=False)
@@ -58,16 +58,16 @@ def make_server(
 
 
 def application(
-    follower: Follower[DriverAccount], labels: Mapping[str, str], host: str
+    follower: Follower[DriverMetrics], labels: Mapping[str, str], host: str
 ) -> Callable[..., Iterable[bytes]]:
     """Return the WSGI application of what *follower* knows, for any name if *host* is empty."""
     registry = prometheus_client.CollectorRegistry()
-    collector: Any = AccountCollector(follower.account, follower.lock, labels)
+    collector: Any = DriverCollector(follower.consumer, follower.lock, labels)
     registry.register(collector)
     library: Any = prometheus_client  # which types the application in part
     metrics: Callable[..., Iterable[bytes]] = library.make_wsgi_app(registry)
-    account = follower.account
-    checks = {"/healthz": account.unwell, "/readyz": account.unready}
+    consumer = follower.consumer
+    checks = {"/healthz": consumer.unwell, "/readyz": consumer.unready}
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if host and not is_own_name(environ.get("HTTP_HOST", host), host):
@@ -92,6 +92,6 @@ def main() -> None:
     pid, fd, host, labels = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's to act on
     if os.getppid() == pid:  # else it has ended, and its number may be another's
-        follower = Follower(DriverAccount(), pid=pid)
+        follower = Follower(DriverMetrics(), pid=pid)
         with make_server(socket.socket(fileno=fd), host, follower, labels) as server:
             serve(server, follower)

@@ -62,7 +62,7 @@ class MetricsServer:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         check_installed()
-        from .families import check_labels  # noqa: PLC0415  # needs prometheus_client
+        from .metric_definitions import check_labels  # noqa: PLC0415  # needs prometheus_client
 
         self._labels = dict(labels or {})
         check_labels(self._labels)

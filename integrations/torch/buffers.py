@@ -42,7 +42,7 @@ _ROW = struct.Struct("<qqqq")
 """The steps that a rank has begun, has tried to write, has written, and knows to be complete."""
 _ROW_SIZE = 64  # bytes; a cache line
 _NONE = -1  # the step of a buffer without a state
-_PATIENCE = 60.0  # seconds that a rank waits for the others to have written a step
+_WRITE_TIMEOUT = 60.0  # seconds that a rank waits for the others to have written a step
 _LOOK_AGAIN = 0.0005
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _RUN = "training.json"
@@ -352,10 +352,10 @@ class RankBuffers:
         step, others = self._tried, range(self._world)
         if step <= self._complete:
             return
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _WRITE_TIMEOUT
         while late := [rank for rank in others if self._row(rank)[1] < step]:
             if time.monotonic() > deadline:
-                msg = f"ranks {late} have not written step {step} in {_PATIENCE:g} s"
+                msg = f"ranks {late} have not written step {step} in {_WRITE_TIMEOUT:g} s"
                 raise StateLost(msg)
             time.sleep(_LOOK_AGAIN)
         if all(self._row(rank)[2] == step or self._row(rank)[3] >= step for rank in others):

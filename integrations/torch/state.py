@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import HiddenState, ShapeChanged, TrainingError, WrongDevice
-from .hidden import check_kept
 from .packing import Packed, Shard, local_of, unpack
+from .untracked_state import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,9 +20,9 @@ from .agreement import Claim, agree
 from .buckets import check_hooks, fix_buckets, is_fixed
 from .buffers import Paths, RankBuffers
 from .errors import StateLost, TrainingError, WorldSizeChanged
-from .hidden import Untouched, attributes_of, check_attributes
 from .packing import Packed, local_of, unpack
 from .sampling import seed_step
+from .untracked_state import Untouched, attributes_of, check_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -69,7 +69,7 @@ class _Signals:
         for number in self._numbers:
             # What nohup has set stays.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._heard)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +77,7 @@ class _Signals:
             if handler is not None:  # None: it was set by C code
                 signal.signal(number, handler)
 
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._inbox.put(signal.Signals(number))
         if self.raises:
             self.raises = False
@@ -177,7 +177,7 @@ class _Run:
 
     def _follow(self, executor: Executor[ScriptWorker]) -> int:
         """Run the program; return the exit code once all has ended."""
-        executor.subscribe(self._heard)
+        executor.subscribe(self._on_event)
         call = executor.collective_rpc("run", retries=1 << 30, non_block=True)
         call.add_done_callback(self._inbox.put)
         while True:
@@ -191,7 +191,7 @@ class _Run:
                 case _:
                     pass  # the group has failed, and is about to end
 
-    def _heard(self, event: object) -> None:
+    def _on_event(self, event: object) -> None:
         match event:
             case WorkerExited():
                 self._exits = [each for each in self._exits if each.epoch == event.epoch]

@@ -93,10 +93,10 @@ class Failure:
 def summary(name: str, failures: Sequence[Failure], first: Failure) -> str:
     """Return the summary of a run of *name* that has failed; *first* is what failed first."""
     title = f"{name} FAILED"
-    told = {each.rank: each.text(index) for index, each in enumerate(failures)}
-    widest = max(len(line) for text in (title, *told.values()) for line in text.split("\n"))
+    texts = {each.rank: each.text(index) for index, each in enumerate(failures)}
+    widest = max(len(line) for text in (title, *texts.values()) for line in text.split("\n"))
     width = min(widest, _WIDEST)
-    others = [text for rank, text in told.items() if rank != first.rank]
+    others = [text for rank, text in texts.items() if rank != first.rank]
     parts = [
         "=" * width,
         title,
@@ -105,7 +105,7 @@ def summary(name: str, failures: Sequence[Failure], first: Failure) -> str:
         *(others or ["  <NO_OTHER_FAILURES>"]),
         "-" * width,
         "Root Cause (first observed failure):",
-        told[first.rank],
+        texts[first.rank],
         "=" * width,
     ]
     return "\n".join(safe_text(line) for part in parts for line in part.split("\n"))

@@ -79,7 +79,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
                 most=policy.replay_bytes,
             ),
             limit=policy.start_timeout,
-            ended=self._story,
+            ended=self._end_error,
             hook=hook,
             state=self._state,
         )
@@ -89,7 +89,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             output_rank=self._group.layout.output_rank,
             samples=config.model_config.runner_type != "pooling" and not config.is_mm_encoder_only,
             heal=self._recovery.restore,
-            story=self._story,
+            end_error=self._end_error,
         )
         self.execute_model = self._steps.execute_model
         self.sample_tokens = self._steps.sample_tokens
@@ -140,7 +140,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             EngineEnded: they have ended for good.
         """
         if self.is_failed:
-            raise self._story()
+            raise self._end_error()
         try:
             self.collective_rpc("check_health", timeout=_HEALTH)
         except CallTimeout as error:
@@ -186,7 +186,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             self._end.set_result(text)
             _logger.error("phalanx.vllm_ended %s", text)
 
-    def _story(self, why: str = "") -> EngineEnded:
+    def _end_error(self, why: str = "") -> EngineEnded:
         """Return the error of every call from now on, and leave it for the client.
 
         *why* is a reason that the group does not know of: it ends, too.
@@ -204,8 +204,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def _describe(self, why: object) -> str:
         reports = self._group.status().reports
-        told = f"; the last death:\n{reports[-1].render()}" if reports else ""
-        return f"the workers of this engine have ended for good: {why}{told}"
+        last_death = f"; the last death:\n{reports[-1].render()}" if reports else ""
+        return f"the workers of this engine have ended for good: {why}{last_death}"
 
 
 def _is_device_error(error: BaseException) -> bool:

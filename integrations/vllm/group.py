@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PRELOAD = (
     "torch",
     "phalanx.integrations.vllm.executor",  # the configuration holds its class
-    "phalanx.integrations.vllm.worker.warmth",
+    "phalanx.integrations.vllm.worker.warm_start",
 )
 
 # A replay that fails is a failed start.

@@ -143,7 +143,7 @@ class Journal:
         """Names of the calls that may have changed weights, and that a new worker does not make."""
         return sorted(self._lost | self._lost_before)
 
-    def doubt(self, name: str) -> None:
+    def note_possible_update(self, name: str) -> None:
         """Note that the call *name* of a user's may have changed weights, or change them later."""
         if name not in REPEATABLE | self._harmless:
             self._lost.add(name)
@@ -159,7 +159,7 @@ class Journal:
     ) -> None:
         """Note a call that all ranks have answered; *name* is that of a callable."""
         if isinstance(method, bytes):
-            self.doubt(name)
+            self.note_possible_update(name)
             return
         entry = Entry(method, args, dict(kwargs or {}))
         if method in self._replay:
@@ -185,7 +185,7 @@ class Journal:
         elif method == "profile":
             self._profile = entry if _is_start(entry) else None
         else:
-            self.doubt(method)
+            self.note_possible_update(method)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the calls that a new worker makes, in order."""

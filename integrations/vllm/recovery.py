@@ -183,7 +183,7 @@ class Recovery:
                 # take that with them.
                 never_sent = isinstance(error, CallTimeout) and not error.sent
                 if not never_sent and GPU_WORKER.directive(error) is not Directive.RESTART:
-                    self._journal.doubt(name or str(method))
+                    self._journal.note_possible_update(name or str(method))
                 raise
             self._journal.note(method, args, kwargs, answers, name=name)
             return answers
@@ -290,7 +290,7 @@ class Recovery:
         elif isinstance(event, GroupUp):
             # Now, and not with the next request. This thread may not block.
             with suppress(RuntimeError):  # it has been closed, or the program ends
-                self._thread.submit(self._resume, event).add_done_callback(self._complain)
+                self._thread.submit(self._resume, event).add_done_callback(self._report_error)
 
     def _resume(self, up: GroupUp) -> None:
         """Restore the workers of which *up* tells, and tell it."""
@@ -302,7 +302,7 @@ class Recovery:
             *(up.epoch, up.took, self._replayed_in, self._cause),
         )
 
-    def _complain(self, done: Future[None]) -> None:
+    def _report_error(self, done: Future[None]) -> None:
         error = done.exception()
         if error is not None and not self._closed:  # the next step raises it too
             _logger.error("phalanx.vllm_heal_failed %s: %s", type(error).__name__, error)

@@ -87,7 +87,7 @@ class Steps:
         output_rank: Its answer is the step's.
         samples: Whether the engine core asks for a sample after each step.
         heal: Brings the workers to the state of those before them; returns their epoch.
-        story: Returns the error for the end of the group.
+        end_error: Returns the error for the end of the group.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Steps:
         output_rank: int,
         samples: bool,
         heal: Callable[[], int],
-        story: Callable[[], Exception],
+        end_error: Callable[[], Exception],
     ) -> None:
         self._group = group
         self._output_rank = output_rank
         self._samples = samples
         self._heal = heal
-        self._story = story
+        self._end_error = end_error
         self._believed = epoch
         self._step_epoch = 0
         self._first_half: Any = None
@@ -170,7 +170,7 @@ class Steps:
                 retries=_AGAIN,
             )
         except ExecutorClosed as error:
-            raise self._story() from error
+            raise self._end_error() from error
 
     def _output(self, get: Callable[[], Any], epoch: int) -> Any:
         try:
@@ -181,7 +181,7 @@ class Steps:
                 self._believed = 0
             return lost_step(epoch)
         except ExecutorClosed as error:
-            raise self._story() from error
+            raise self._end_error() from error
 
 
 def _outcome(first: Any, second: Any) -> Any:

@@ -15,7 +15,7 @@ _REPORTS = 10
 
 
 class LiveView:
-    """The account of a `Follower`: the last whole picture, and the latest events and reports."""
+    """The consumer of a `Follower`: the last whole picture, and the latest events and reports."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -24,18 +24,18 @@ class LiveView:
         self._events: deque[str] = deque(maxlen=_EVENTS)
         self._reports: deque[str] = deque(maxlen=_REPORTS)
         self._state: dict[str, Any] = {}
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
         self._publish({"driver": None, "problem": "no driver yet", "groups": [], "trees": []})
 
     def begin(self, driver: dict[str, Any], now: float) -> None:
         """Note that *driver* is followed from now on."""
-        self._heard_at = now
+        self._last_received_at = now
         self._sketch = Sketch()
         self._publish({"driver": driver, "problem": "waiting for its first word"})
 
-    def take(self, record: dict[str, Any], now: float, wall: float) -> None:  # noqa: ARG002  # an account's
+    def take(self, record: dict[str, Any], now: float, wall: float) -> None:  # noqa: ARG002  # a consumer's
         """Take a message of the driver's stream."""
-        self._heard_at = now
+        self._last_received_at = now
         picture = self._sketch.take(record)
         if picture is not None:
             whole = {"groups": picture.groups, "trees": picture.trees}
@@ -53,7 +53,7 @@ class LiveView:
 
     def wait(self, now: float) -> None:
         """Say so if the driver has been silent for long: what is shown may not hold any longer."""
-        if problem := silence(self._heard_at, now):
+        if problem := silence(self._last_received_at, now):
             self._publish({"problem": problem})
 
     def end(self, problem: str, now: float, *, is_alive: bool) -> None:  # noqa: ARG002

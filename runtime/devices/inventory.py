@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _PROC = Path("/proc/driver/nvidia")
-_PATIENCE = 5.0  # seconds for one question; a healthy driver answers within milliseconds
+_QUERY_TIMEOUT = 5.0  # seconds for one question; a healthy driver answers within milliseconds
 _Answer = TypeVar("_Answer")
 
 # After these the device is as good as before; the program that caused them is not.
@@ -232,7 +232,7 @@ class NvmlInventory(GpuInventory):
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._caller = BoundedCaller("phalanx-nvml", _PATIENCE)
+        self._caller = BoundedCaller("phalanx-nvml", _QUERY_TIMEOUT)
         self._open = False
         self._events: Any = None
         self._listening: set[str] = set()
@@ -326,7 +326,7 @@ class NvmlInventory(GpuInventory):
         # Raises for a lost device; one that shares the machine's memory does not support it.
         self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
         self._listen(uuid, handle)
-        self._hear()
+        self._read_xids()
         for number, count in self._xids.get(uuid, {}).items():
             name = _XID_NAMES.get(number, "see NVIDIA's catalogue of Xid errors")
             times = f", {count} times" if count > 1 else ""
@@ -360,7 +360,7 @@ class NvmlInventory(GpuInventory):
                 self._events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
 
-    def _hear(self) -> None:
+    def _read_xids(self) -> None:
         """Read the Xid errors that NVML has collected."""
         nvml = self._nvml
         while self._events is not None:

@@ -29,7 +29,7 @@ from importlib import import_module
 from select import EPOLLIN
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.event import Event, LoggedEvent, unheard
+from phalanx.runtime.event import Event, LoggedEvent, discard_event
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.descriptors import receive_with_fds
 from phalanx.runtime.process.child_main import LaunchSpec
@@ -48,7 +48,7 @@ _BACKLOG = 1024  # every rank of a big group may connect before the store's proc
 _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
 _CONNECT = timedelta(seconds=30)  # of the store to itself, over loopback; arbitrary
-_KNOCK = 10.0  # seconds for a connection over loopback
+_PROBE_TIMEOUT = 10.0  # seconds for a connection over loopback
 _ATTEMPT = timedelta(seconds=1)  # then the port is checked again
 
 
@@ -116,7 +116,7 @@ class RendezvousStore:
         *,
         preload: Sequence[str] | None = None,
         group: str,
-        on_event: Callable[[LoggedEvent], None] = unheard,
+        on_event: Callable[[LoggedEvent], None] = discard_event,
     ) -> None:
         self._loop = loop
         self._launcher = launcher
@@ -329,7 +329,7 @@ def _client(dist: Any, rendezvous: Rendezvous, timeout: timedelta | None) -> Any
     limit = dist.constants.default_pg_timeout if timeout is None else timeout
     until = time.monotonic() + limit.total_seconds()
     while True:
-        _knock(rendezvous)
+        _check_listening(rendezvous)
         try:
             client = dist.TCPStore(
                 *where, is_master=False, wait_for_workers=False, timeout=min(_ATTEMPT, limit)
@@ -342,11 +342,11 @@ def _client(dist: Any, rendezvous: Rendezvous, timeout: timedelta | None) -> Any
             return client
 
 
-def _knock(rendezvous: Rendezvous) -> None:
+def _check_listening(rendezvous: Rendezvous) -> None:
     """Raise if no store listens."""
     where = (rendezvous.address, rendezvous.port)
     try:
-        socket.create_connection(where, _KNOCK).close()
+        socket.create_connection(where, _PROBE_TIMEOUT).close()
     except OSError as error:
         if error.errno == errno.ENETUNREACH:
             problem = (

@@ -142,22 +142,22 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     # What comes from a process is younger: most of a large machine's are not looked at.
     rooted = all(each.roots for each in targets)
     since = min((ticks for _, ticks in (*known, *leaders)), default=0) if rooted else 0
-    elders = _elders(os.getpid())
-    skips = since >= elders.born > 0
+    older = _older_processes(os.getpid())
+    skips = since >= older.born > 0
     found: dict[int, Task] = {}
     tasks: dict[int, Task] = {}
     complete = True
     for _ in range(_LISTINGS):
         lived = True
         for pid in set(procfs.numbers_in("/proc")) - tasks.keys():
-            if skips and elders.has(pid):
+            if skips and older.has(pid):
                 continue
             task = procfs.read(pid)
             if task is None:
                 lived = False
                 continue
             if skips:
-                elders.note(task)
+                older.note(task)
             tasks[pid] = task
             lived = lived and not task.is_dead
             if task.is_kernel_thread or pid in spare:
@@ -181,7 +181,7 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     return {k: v for k, v in (found | below).items() if not v.is_dead}, complete
 
 
-class _Elders:
+class _OlderProcesses:
     """Processes that are older than *mine*, which need to be read but once.
 
     Each is known by the inode of its folder: another process of that number has another one.
@@ -212,9 +212,9 @@ def _inode(pid: int) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _elders(mine: int) -> _Elders:
+def _older_processes(mine: int) -> _OlderProcesses:
     """Return those of this process, whose number is *mine*; a fork has others."""
-    return _Elders(mine)
+    return _OlderProcesses(mine)
 
 
 def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
@@ -224,12 +224,12 @@ def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
     kills those, and looks again; what it could not hold by the deadline, or could not even look
     for, is returned too, and *command* says so.
     """
-    doubts = 3  # a process with a truly empty environment stays in doubt for ever
+    retries = 3  # a process with a truly empty environment stays in doubt for ever
     while True:
         held: dict[tuple[int, int], tuple[int, Victim]] = {}  # by key, with the pidfd
         short: OSError | None = None
         try:
-            stop_all(target, held, deadline, doubts)
+            stop_all(target, held, deadline, retries)
         except OSError as error:
             if not descriptor_limit.is_shortage(error):
                 raise
@@ -243,20 +243,20 @@ def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
             return tuple(left)
         if short is not None and not descriptor_limit.make_room(len(held) or 1) and not held:
             time.sleep(_SHORT)
-        doubts = 0  # one that was between two programs has become one of them
+        retries = 0  # one that was between two programs has become one of them
 
 
 def stop_all(
     target: TreeTarget,
     held: dict[tuple[int, int], tuple[int, Victim]],
     deadline: float,
-    doubts: int = 3,
+    retries: int = 3,
 ) -> None:
     """Stop and hold processes until no new one is found: then none is left that could fork.
 
     Args:
         held: Those that are stopped are added, by key, each with a pidfd that is the caller's.
-        doubts: How often to look again because of a process without an environment.
+        retries: How often to look again because of a process without an environment.
 
     Raises:
         OSError: there was no descriptor for one of them.
@@ -273,9 +273,9 @@ def stop_all(
         if time.monotonic() >= deadline:
             return
         if not new:
-            if is_complete or not doubts:
+            if is_complete or not retries:
                 return
-            doubts -= 1
+            retries -= 1
             time.sleep(_AGAIN)
 
 

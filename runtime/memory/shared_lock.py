@@ -44,7 +44,7 @@ _RANGE = 1 << 40  # bytes of one lock's range; the range of number 0 guards the 
 _QUEUE = 1 << 31  # bytes of its queue: its milliseconds repeat after 24 days
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 _RECORD = struct.Struct("qqqqq")  # rank, incarnation, since in ns, pid or 0, released in ns
-_PATIENCE = 50_000_000  # ns that a lock must have been free to be taken out of turn
+_OUT_OF_TURN_AFTER = 50_000_000  # ns that a lock must have been free to be taken out of turn
 _POLL = (0.0002, 0.001)  # seconds between attempts, at first and at most
 
 
@@ -178,7 +178,7 @@ class SharedLock:
         True also while there is a holder: then the lock is not to be had.
         """
         _, _, _, pid, released = self._record()
-        return bool(pid) or time.monotonic_ns() - released >= _PATIENCE
+        return bool(pid) or time.monotonic_ns() - released >= _OUT_OF_TURN_AFTER
 
 
 class _Description:

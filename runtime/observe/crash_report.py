@@ -322,9 +322,9 @@ class CrashReport:
 
     def render(self) -> str:
         """Return the report as text: a summary, then the details."""
-        told = {
+        facts = {
             "doing": str(self.call or "nothing: it was between calls"),
-            "then": self._story(),
+            "then": self._describe_decision(),
             "calls": _describe_calls(self.calls, self.waiting),
             "state": self.checkpoint,
             "lost": self._lost(),
@@ -333,7 +333,7 @@ class CrashReport:
             "when": self.at,
         }
         head = [f"{self.name} ({self.child}) died: {self.reason}"]
-        head += [f"  {title:<10}{text}" for title, text in told.items() if text]
+        head += [f"  {title:<10}{text}" for title, text in facts.items() if text]
         sections = [
             ("last words", self.last_words),
             ("stacks before it was killed", self.stacks),
@@ -347,7 +347,7 @@ class CrashReport:
             parts.append("It left no output.")
         return "\n".join(parts) + "\n"
 
-    def _story(self) -> str:
+    def _describe_decision(self) -> str:
         if not self.decision:
             return "nothing decided yet"
         return f"{self.decision}, because {self.why}" if self.why else self.decision

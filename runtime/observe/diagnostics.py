@@ -88,8 +88,8 @@ def describe_threads(pid: int) -> str:
             name = (procfs.content(f"{folder}/comm") or b"").decode("utf-8", "replace").strip()
             if fields:
                 state, where = fields[0].decode(), _wait_channel(folder)
-                told = f"thread {thread} ({name}): {_STATES.get(state, state)}"
-                lines.append(f"{told} in {where}" if where else told)
+                line = f"thread {thread} ({name}): {_STATES.get(state, state)}"
+                lines.append(f"{line} in {where}" if where else line)
     return "\n".join(lines)
 
 

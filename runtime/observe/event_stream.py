@@ -91,11 +91,11 @@ def _prefix() -> str:
 
 def _driver_at(address: str) -> DriverStream | None:
     started, _, rest = address.removeprefix(_prefix()).partition("-")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-        knock.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
-            knock.connect(f"\0{address}")
-            pid = _peer_of(knock)
+            probe.connect(f"\0{address}")
+            pid = _peer_of(probe)
             if pid is None:
                 return None
             os.close(os.pidfd_open(pid))
@@ -140,7 +140,7 @@ class Publisher:
         self._sent = 0
 
     @property
-    def is_heard(self) -> bool:
+    def has_subscribers(self) -> bool:
         """Whether an observer subscribes to lines, records and events."""
         return bool(self._topics - {_STATE})
 

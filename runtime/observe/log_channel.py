@@ -1,8 +1,8 @@
 """Log channel: structlog records on a SEQPACKET socket.
 
 - A record is one packet: never torn or mixed.
-- Logging never raises into the code that logs. It blocks for at most *patience*; then records are
-  dropped and counted, and the count is logged once there is room.
+- Logging never raises into the code that logs. It blocks for at most *room_timeout*; then records
+  are dropped and counted, and the count is logged once there is room.
 - The program's own structlog and stdlib configuration stays as it is.
 """
 
@@ -44,14 +44,14 @@ class LogChannel:
 
     Attributes:
         where: The name of this channel in `LinesDropped`.
-        patience: Seconds that a record may wait for room. Only the first one that finds none
+        room_timeout: Seconds that a record may wait for room. Only the first one that finds none
             waits: until one is sent again, the others are dropped at once.
     """
 
-    def __init__(self, fd: int, *, where: str, patience: float = 0.2) -> None:
+    def __init__(self, fd: int, *, where: str, room_timeout: float = 0.2) -> None:
         """Take over *fd*."""
         self.where = where
-        self.patience = patience
+        self.room_timeout = room_timeout
         self._socket = socket.socket(fileno=fd)
         self._lock = threading.Lock()
         self._dropped = 0
@@ -96,7 +96,7 @@ class LogChannel:
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLOUT)
-            return bool(poll.poll(self.patience * 1000))
+            return bool(poll.poll(self.room_timeout * 1000))
         except (OSError, ValueError):  # closed meanwhile
             return False
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .event_stream import DriverStream, Observer
 
 _LEAST = 0.5  # seconds between two answers; there is one request a second
-_PATIENCE = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
+_PICTURE_TIMEOUT = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
 _EVENTS = 8
 _QUIET = ("phalanx.worker_started", "phalanx.worker_ready", "phalanx.report_written")
 _ENVELOPE = ("kind", "event", "level", "timestamp", "seq")
@@ -317,15 +317,15 @@ class Sketch:
 
     def _finish(self, groups: int, ended: dict[str, str]) -> Picture | None:
         """Return the picture of the messages since the last one, unless some were missed."""
-        told, self._groups = self._groups, {}
+        collected, self._groups = self._groups, {}
         trees, self._trees = self._trees, {}
-        is_whole = len(told) == groups and all(
-            len(group["ranks"]) == group["world_size"] for group in told.values()
+        is_whole = len(collected) == groups and all(
+            len(group["ranks"]) == group["world_size"] for group in collected.values()
         )
         if not is_whole:  # it began before we listened, or something was dropped
             return None
         served: dict[tuple[str, int, int], tuple[float, int]] = {}
-        for name, group in told.items():
+        for name, group in collected.items():
             for rank in group["ranks"]:
                 key = (name, rank["rank"], rank["incarnation"])
                 served[key] = (group["at"], rank["served"])
@@ -334,7 +334,7 @@ class Sketch:
                 rank["rss_bytes"] = _resident_bytes(pid)
         self._served = served
         return Picture(
-            groups=[told[name] for name in sorted(told)],
+            groups=[collected[name] for name in sorted(collected)],
             trees=[trees[name] for name in sorted(trees)],
             ended=ended,
             at=time.monotonic(),
@@ -342,16 +342,16 @@ class Sketch:
 
 
 def first_picture(
-    observer: Observer, driver: DriverStream, patience: float | None = None
+    observer: Observer, driver: DriverStream, timeout: float | None = None
 ) -> Picture:
-    """Return the first whole picture that *observer* gets within *patience* seconds; None for 10.
+    """Return the first whole picture that *observer* gets within *timeout* seconds; None for 10.
 
     Raises:
         RuntimeFault: the driver has ended, or there was none in time.
     """
     sketch = Sketch()
-    patience = _PATIENCE if patience is None else patience
-    deadline = time.monotonic() + patience
+    timeout = _PICTURE_TIMEOUT if timeout is None else timeout
+    deadline = time.monotonic() + timeout
     while (record := observer.next(deadline)) is not None:
         picture = sketch.take(record)
         if picture is not None:
@@ -361,7 +361,7 @@ def first_picture(
     if observer.has_ended:
         raise RuntimeFault(f"driver {driver.pid} has ended")
     raise RuntimeFault(
-        f"driver {driver.pid} did not answer within {patience:g} s: it is stopped, or very busy"
+        f"driver {driver.pid} did not answer within {timeout:g} s: it is stopped, or very busy"
     )
 
 

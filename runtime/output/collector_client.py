@@ -126,7 +126,9 @@ class OutputCollector:
         with contextlib.ExitStack() as made:
             self._events, sender = _log_pair()
             descriptors.own(self._events, made)
-            self._channel = descriptors.own(LogChannel(sender, where="driver", patience=0.0), made)
+            self._channel = descriptors.own(
+                LogChannel(sender, where="driver", room_timeout=0.0), made
+            )
             if console == "logging":
                 logs = LoggingConsole()
                 made.callback(logs.close)

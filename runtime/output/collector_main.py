@@ -180,7 +180,7 @@ class _Collector:
 
     def run(self) -> None:
         """Read until the driver closes this process, or has exited."""
-        self._watch(self._control.fileno(), self._hear_driver)
+        self._watch(self._control.fileno(), self._on_driver_message)
         self._watch(self._events, self._read_events)
         self._watch(self._idle, functools.partial(os.eventfd_read, self._idle))
         self._publish()
@@ -206,7 +206,7 @@ class _Collector:
 
     # --- the driver's messages ------------------------------------------------------------
 
-    def _hear_driver(self) -> None:
+    def _on_driver_message(self) -> None:
         try:
             data, fds = receive_with_fds(self._control, 1 << 16, 8, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -271,8 +271,8 @@ class _Collector:
         writer = self._out if lane == "stdout" else self._err
         if self._console == "text":
             writer.write(render_lines(labels.prefix(), lines), len(lines))
-        heard = self._publisher is not None and self._publisher.is_heard
-        if self._console != "json" and not heard:
+        has_subscribers = self._publisher is not None and self._publisher.has_subscribers
+        if self._console != "json" and not has_subscribers:
             return
         head = {"kind": lane, "timestamp": timestamp(), **_shown(labels)}
         for line in lines:

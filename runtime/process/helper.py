@@ -20,7 +20,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from phalanx.runtime.event import Event, LoggedEvent, unheard
+from phalanx.runtime.event import Event, LoggedEvent, discard_event
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
 from phalanx.runtime.observe.crash_report import ExitEvidence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 17  # bytes of a message
 _CALM = 1.0  # seconds from one start to the next, so that a crash loop starts few processes
 _LONGEST = 30.0  # seconds between attempts while the start fails
-_PATIENCE = 5.0  # seconds for a process to read when its socket is full
+_SEND_TIMEOUT = 5.0  # seconds for a process to read when its socket is full
 _KILL = 5.0  # seconds for the death of what was killed
 
 
@@ -95,7 +95,7 @@ class Helper:
         on_message: Callable[[bytes, list[int]], None] | None = None,
         on_exit: Callable[[int | None, ExitReason], bool] = lambda _pid, _reason: True,
         replay: Callable[[], Iterable[Message]] = tuple,
-        emit: Callable[[LoggedEvent], None] = unheard,
+        emit: Callable[[LoggedEvent], None] = discard_event,
     ) -> None:
         self.name = name
         self.lock = threading.RLock()
@@ -324,7 +324,7 @@ class Helper:
         self._process = None
 
     def _send(self, link: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _SEND_TIMEOUT
         poller = select.poll()
         poller.register(link, select.POLLOUT)
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL

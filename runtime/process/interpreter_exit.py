@@ -35,7 +35,7 @@ _ARCHIVES: Final = (  # each may be written into those after it
     ("tempfile", "_TemporaryFileWrapper"),
 )
 _BUFFERS: Final = (io.BufferedWriter, io.BufferedRandom)
-_PATIENCE: Final = 0.2  # seconds that one file may take before the next is begun beside it
+_FILE_TIMEOUT: Final = 0.2  # seconds that one file may take before the next is begun beside it
 _LIMIT: Final = 3.0  # seconds for all of them
 _FROZEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
@@ -65,7 +65,7 @@ def finish() -> None:
     while time.monotonic() < until:
         at_work.append(threading.Thread(target=_take, args=(steps,), daemon=True))
         at_work[-1].start()
-        at_work[-1].join(_PATIENCE)
+        at_work[-1].join(_FILE_TIMEOUT)
         if not at_work[-1].is_alive():  # nothing is left that it could begin
             break
     for each in at_work:

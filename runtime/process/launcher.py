@@ -19,7 +19,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.event import LoggedEvent, unheard
+from phalanx.runtime.event import LoggedEvent, discard_event
 from phalanx.runtime.linux import descriptors, process_tree
 from phalanx.runtime.linux.cgroup import OomCounter
 from phalanx.runtime.linux.guardian_main import LEASE, SESSION
@@ -56,7 +56,7 @@ class Launcher:
         *,
         preload: Sequence[str] = ("torch",),
         start_timeout: float = 60.0,
-        emit: Callable[[LoggedEvent], None] = unheard,
+        emit: Callable[[LoggedEvent], None] = discard_event,
     ) -> None:
         self.loop = loop
         self._owner = os.getpid()
@@ -267,7 +267,7 @@ class Guardian(Helper):
     """
 
     def __init__(
-        self, loop: EventLoop, tag: TreeTag, emit: Callable[[LoggedEvent], None] = unheard
+        self, loop: EventLoop, tag: TreeTag, emit: Callable[[LoggedEvent], None] = discard_event
     ) -> None:
         super().__init__(loop, "guardian", self._start_process, replay=self._tell, emit=emit)
         self._loop = loop

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _AGAIN = 0.01  # seconds until a dead process is asked for again that is not ours to collect yet
 _LONGEST = 1.0  # seconds, after it has been asked for in vain again and again
 _RETRY = 0.1  # seconds until a descriptor may have become free
-_PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
+_REAP_TIMEOUT = 10.0  # seconds, for the death of what was killed, and until it is our child
 
 _lock = threading.Lock()
 _open = 0
@@ -65,7 +65,7 @@ def close_window() -> bool:
         return not _before
 
 
-def _strangers() -> list[procfs.Task]:
+def _unowned_children() -> list[procfs.Task]:
     """Return the children of this process that were not claimed."""
     found = (procfs.read(pid) for pid in _children() if pid not in owned)
     return [task for task in found if task is not None]
@@ -154,7 +154,7 @@ class Reaper:
         session = os.getsid(0)
         self._take_all(
             task
-            for task in _strangers()
+            for task in _unowned_children()
             if task.pid not in _children_before
             and (task.session not in (task.pid, session) or task.ticks < _opened_at)
         )
@@ -168,13 +168,15 @@ class Reaper:
         if os.getpid() == 1 or syscalls.is_subreaper():
             with contextlib.suppress(OSError):  # no descriptor is free to look for them
                 self._take_all(
-                    task for task in _strangers() if task.pid != leader and task.session == leader
+                    task
+                    for task in _unowned_children()
+                    if task.pid != leader and task.session == leader
                 )
 
     def end(self, pidfd: int, pid: int) -> None:
         """Kill the process behind *pidfd* and collect it; return once it is dead, or late."""
         process_tree.send_signal(pidfd, signal.SIGKILL)
-        process_tree.wait_all([pidfd], time.monotonic() + _PATIENCE)
+        process_tree.wait_all([pidfd], time.monotonic() + _REAP_TIMEOUT)
         self.take(pidfd, pid, kill=False)
 
     def close(self, deadline: float) -> None:
@@ -189,7 +191,7 @@ class Reaper:
             left, self._orphans = self._orphans, {}
             for orphan in left.values():
                 orphan.watch.cancel()
-        deadline = min(deadline, time.monotonic() + _PATIENCE)
+        deadline = min(deadline, time.monotonic() + _REAP_TIMEOUT)
         with contextlib.ExitStack() as freeing:
             for pid, orphan in left.items():
                 freeing.callback(owned.discard, pid)
@@ -217,7 +219,7 @@ class Reaper:
                 return
             collected = _collect(orphan.pidfd)
             now = time.monotonic()
-            orphan.until = orphan.until or now + _PATIENCE
+            orphan.until = orphan.until or now + _REAP_TIMEOUT
             if collected is _Collected.YES or (
                 collected is _Collected.NOT_YET and now >= orphan.until
             ):

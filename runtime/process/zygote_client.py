@@ -189,7 +189,12 @@ class Zygote:
         self._unfit = ""
         self._closed = False
         self._helper = Helper(
-            loop, "zygote", self._spawn, on_message=self._heard, on_exit=self._exited, emit=emit
+            loop,
+            "zygote",
+            self._spawn,
+            on_message=self._on_message,
+            on_exit=self._exited,
+            emit=emit,
         )
 
     @property
@@ -330,7 +335,7 @@ class Zygote:
             env={**_ASK_NVML, **os.environ, VARIABLE: self._tag.of(0, "zygote").value},
         )
 
-    def _heard(self, data: bytes, fds: list[int]) -> None:
+    def _on_message(self, data: bytes, fds: list[int]) -> None:
         message: dict[str, Any] = json.loads(data)
         with self._condition:
             boot = self._boot

@@ -50,7 +50,7 @@ class GatewayExited(Event, event="gateway_exited", level="error"):
     reason: ExitReason
 
 
-class StrangerRefused(Event, event="stranger_refused", level="warning"):
+class PeerRejected(Event, event="peer_rejected", level="warning"):
     """Somebody who is no rank of this group tried to connect; told once for each kind.
 
     Attributes:
@@ -102,14 +102,14 @@ class Gateway:
         self._pings = self._pong = 0
         self._entry = "phalanx.runtime.remote.gateway_main:main"
         self._numbers = 0
-        self._heard_relays: dict[int, int] = {}  # the one that is heard, by machine
+        self._connected_relays: dict[int, int] = {}  # the one that is heard, by machine
         self._invited: dict[int, Invitation] = {}  # who has not connected yet
         self._is_wanted: Callable[[], bool] = lambda: True
         self._helper = Helper(
             loop,
             f"gateway of {group}",
             self._spawn,
-            on_message=self._heard,
+            on_message=self._on_message,
             on_exit=self._exited,
         )
 
@@ -145,13 +145,13 @@ class Gateway:
             RuntimeFault: the process has just died.
         """
         with self._changed:
-            heard = self._heard_relays.get(where, 0)
+            connected = self._connected_relays.get(where, 0)
             if where in self._invited:
-                return replace(self._invited[where], known=heard)
+                return replace(self._invited[where], known=connected)
             self._numbers += 1
             invitation = Invitation(
                 number=self._numbers,
-                known=heard,
+                known=connected,
                 endpoint=self.endpoint,
                 server_key=self.key,
                 secret=os.urandom(32),
@@ -238,11 +238,11 @@ class Gateway:
 
     # --- on the event loop's thread ---------------------------------------------------------
 
-    def _heard(self, data: bytes, _fds: list[int]) -> None:
+    def _on_message(self, data: bytes, _fds: list[int]) -> None:
         head, _, raw = data.partition(b"\n")
-        self._told(json.loads(head), raw)
+        self._dispatch(json.loads(head), raw)
 
-    def _told(self, head: dict[str, Any], raw: bytes) -> None:  # noqa: ARG002  # for subclasses
+    def _dispatch(self, head: dict[str, Any], raw: bytes) -> None:  # noqa: ARG002  # for subclasses
         """Take a message of the process, and what came behind it."""
         now = self._loop.time()
         with self._changed:
@@ -254,10 +254,12 @@ class Gateway:
                 case {"pong": number}:
                     self._pong = number
                 case {"up": number, "where": where}:
-                    self._heard_relays[where] = number
+                    self._connected_relays[where] = number
                     self._invited.pop(where, None)
-                case {"down": number, "where": where} if self._heard_relays.get(where) == number:
-                    del self._heard_relays[where]
+                case {"down": number, "where": where} if (
+                    self._connected_relays.get(where) == number
+                ):
+                    del self._connected_relays[where]
                 case _:
                     pass
             self._changed.notify_all()
@@ -272,14 +274,14 @@ class Gateway:
     def _refused(self, address: str, why: str) -> None:
         """Note that a stranger was refused."""
         self._on_event(
-            StrangerRefused(group=self._group, address=address, why=why, at=self._loop.time())
+            PeerRejected(group=self._group, address=address, why=why, at=self._loop.time())
         )
 
     def _forget_process(self) -> bool:
         """Forget what the last process has said; return whether it was ready."""
         with self._changed:
             was_ready, self.endpoint = bool(self.endpoint), ""
-            self._heard_relays.clear()
+            self._connected_relays.clear()
             self._invited.clear()
             self._changed.notify_all()
         return was_ready

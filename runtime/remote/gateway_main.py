@@ -35,9 +35,9 @@ from phalanx.runtime.linux.descriptors import receive_with_fds
 from phalanx.runtime.wire.progress_page import register_worker
 
 from .authenticator import Authenticator
+from .buffered_socket import IN, OUT
 from .in_flight_query import InFlightQuery
 from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies
-from .port import IN, OUT
 from .remote_rank import RemoteRank
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class _Relay:
         return f"relay {self.number}"
 
     @property
-    def is_heard(self) -> bool:
+    def is_live(self) -> bool:
         return self.is_connected and not self.is_lost
 
 
@@ -152,7 +152,7 @@ class GatewayProcess:
         self._query: InFlightQuery | None = None
         self._queries = 0
         self._backlog: deque[bytes] = deque()  # for the driver, which may be stopped
-        self._strange: Counter[str] = Counter()
+        self._rejections: Counter[str] = Counter()
         self._gone: set[_Relay] = set()  # whose connection has been closed
         self._looks = 0  # how often to look whose that is
         self._closed = 0  # connections that were closed, without those that were refused
@@ -173,8 +173,8 @@ class GatewayProcess:
             now = time.monotonic()
             if now > due + _PAUSE:
                 for relay in self._relays.values():
-                    relay.link.heard_at = now  # it was we who were away
-            self._hear(ready, now)
+                    relay.link.last_received_at = now  # it was we who were away
+            self._handle_ready(ready, now)
             if now >= due:
                 due = now + beat
                 self._look(now)
@@ -199,9 +199,9 @@ class GatewayProcess:
     def _wait(self, due: float) -> Mapping[Any, int]:
         poller = self._poller
         for rank in self._ranks.values():
-            for port in (rank.data, rank.control):
-                wanted = 0 if port.ended else IN | (OUT if port.is_backed_up else 0)
-                poller.register(port.fd, wanted)
+            for sock in (rank.data, rank.control):
+                wanted = 0 if sock.ended else IN | (OUT if sock.is_backed_up else 0)
+                poller.register(sock.fd, wanted)
         wait = max(0.0, self._next(due) - time.monotonic())
         return dict(poller.poll(int(wait * 1000) + 1))
 
@@ -211,7 +211,7 @@ class GatewayProcess:
             due = min(due, self._query.until)
         return min(due, time.monotonic() + _SOON) if self._looks else due
 
-    def _hear(self, ready: Mapping[Any, int], now: float) -> None:
+    def _handle_ready(self, ready: Mapping[Any, int], now: float) -> None:
         if ready.get(self._link_fd, 0) & ~OUT:
             self._take_orders(now)
         if self._authenticator.socket in ready:
@@ -241,12 +241,12 @@ class GatewayProcess:
                 self._let_go(rank, now)
             elif rank.ended and self._query is None:
                 rank.release()
-        frozen = any(rank.ended and rank.seated for rank in self._ranks.values())
+        frozen = any(rank.ended and rank.greeted for rank in self._ranks.values())
         live = [rank for rank in self._ranks.values() if not rank.ended and rank.connected]
         for rank in live:
             rank.hand_over(frozen=frozen)
         for relay in self._relays.values():
-            if relay.is_heard:
+            if relay.is_live:
                 relay.bodies.pump(now)
         for rank in live:
             rank.line.pump(now)
@@ -331,19 +331,19 @@ class GatewayProcess:
             name = _name_of(parts)
             relay = self._relays.get(route.bytes)
             if relay is None or name != relay.name:
-                if not self._hear_other(name, route.bytes, parts):
-                    self._strange_message()
+                if not self._receive_other(name, route.bytes, parts):
+                    self._count_malformed()
             elif relay.is_lost:
                 relay.link.say(Say.BYE, BODIES, now=now)  # it is to end, for its ranks are lost
             else:
-                self._hear_relay(relay, [frame.buffer for frame in parts], now)
+                self._receive_relay(relay, [frame.buffer for frame in parts], now)
 
-    def _hear_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:  # noqa: ARG002  # for subclasses
+    def _receive_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:  # noqa: ARG002  # for subclasses
         """Take what the one of that *name*, who is no relay, has sent; False if it is strange."""
         return False
 
-    def _hear_relay(self, relay: _Relay, parts: Sequence[memoryview], now: float) -> None:
-        number = relay.link.hear(parts, now)
+    def _receive_relay(self, relay: _Relay, parts: Sequence[memoryview], now: float) -> None:
+        number = relay.link.note_received(parts, now)
         if number == BODIES:
             self._take(relay.bodies.line, parts)  # word of what was taken, or a sign of life
             return
@@ -355,16 +355,16 @@ class GatewayProcess:
             return
         is_new = rank.where == relay.where and not rank.connected
         if rank not in relay.ranks and not is_new:
-            self._strange_message()
+            self._count_malformed()
         elif not rank.ended:
             what = self._take(rank.line, parts)
             match what:
                 case Delivery() if not is_new:
                     rank.deliver(what)
                 case (Say.OPEN, _, _) if is_new:
-                    self._seat(rank, relay, now)
-                case (said, told, call) if not is_new:
-                    self._said(rank, said, told, call, now)
+                    self._attach_rank(rank, relay, now)
+                case (said, question, call) if not is_new:
+                    self._said(rank, said, question, call, now)
                 case _:
                     pass
 
@@ -374,10 +374,10 @@ class GatewayProcess:
         malformed = line.malformed
         what = line.take(parts)
         if line.malformed != malformed:
-            self._strange_message()
+            self._count_malformed()
         return what
 
-    def _seat(self, rank: RemoteRank, relay: _Relay, now: float) -> None:
+    def _attach_rank(self, rank: RemoteRank, relay: _Relay, now: float) -> None:
         """Note that *rank* is behind *relay*."""
         rank.connect(relay.link, relay.bodies)
         relay.ranks.add(rank)
@@ -392,7 +392,7 @@ class GatewayProcess:
         match what:
             case Say.TOLD:
                 if self._query is not None:
-                    self._query.told(rank, number, call)
+                    self._query.answered(rank, number, call)
             case Say.END:
                 rank.end(call)
                 self._begin_query(rank, now)
@@ -407,10 +407,10 @@ class GatewayProcess:
             if not rank.ended and not rank.connected and now - rank.made_at > _CONNECT:
                 self._lose(rank, f"the rank's side did not connect within {_CONNECT:g} s", now)
         for relay in self._relays.values():
-            if not relay.is_heard:
+            if not relay.is_live:
                 continue
             relay.bodies.look()
-            silence = now - relay.link.heard_at
+            silence = now - relay.link.last_received_at
             if silence > options.lost_after:
                 limit = f"lost_after={options.lost_after:g} s"
                 why = f"nothing was heard of it for {silence:.1f} s, {limit}"
@@ -422,21 +422,21 @@ class GatewayProcess:
         """Find out whose connection has been closed, for ZeroMQ does not say, and not at once."""
         self._looks -= 1
         if not self._looks:
-            self._look_for_strangers()
+            self._check_rejected_peers()
         for relay in self._relays.values():
-            if relay.is_heard:
+            if relay.is_live:
                 relay.link.beat(now)
 
-    def _look_for_strangers(self) -> None:
+    def _check_rejected_peers(self) -> None:
         """Tell of connections that were closed and had never been let in: ZeroMQ does not."""
-        strangers = self._closed - (self._authenticator.let_in - self._inside())
-        if strangers > self._strange[_NOISE]:
+        rejected = self._closed - (self._authenticator.let_in - self._inside())
+        if rejected > self._rejections[_NOISE]:
             self._refuse("", _NOISE)
-            self._strange[_NOISE] = strangers
+            self._rejections[_NOISE] = rejected
 
     def _inside(self) -> int:
         """Return how many are connected that were let in."""
-        return sum(relay.is_heard for relay in self._relays.values())
+        return sum(relay.is_live for relay in self._relays.values())
 
     def _lose_relay(self, relay: _Relay, why: str, now: float) -> None:
         if relay.is_lost:
@@ -456,7 +456,7 @@ class GatewayProcess:
     def _begin_query(self, ended: RemoteRank, now: float) -> None:
         if self._query is not None:
             self._query.lost(ended)
-        if ended.seated:
+        if ended.greeted:
             self._queries += 1
             self._query = InFlightQuery(self._queries, ended, self._ranks.values(), now)
 
@@ -482,7 +482,7 @@ class GatewayProcess:
         if rank.connected:
             rank.line.say(Say.BYE, now=now)
 
-    # --- strangers ----------------------------------------------------------------------
+    # --- rejected peers -----------------------------------------------------------------
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
@@ -497,13 +497,13 @@ class GatewayProcess:
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:  # noqa: ARG002  # for subclasses
         """Tell of a stranger, once for each reason."""
-        self._strange[why] += 1
-        if self._strange[why] == 1:
+        self._rejections[why] += 1
+        if self._rejections[why] == 1:
             self._tell({"refused": why, "address": address})
 
-    def _strange_message(self) -> None:
-        self._strange["message"] += 1
-        if self._strange["message"] == 1:
+    def _count_malformed(self) -> None:
+        self._rejections["message"] += 1
+        if self._rejections["message"] == 1:
             self._tell({"malformed": 1})
 
     # --- where to listen ----------------------------------------------------------------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .remote_rank import RemoteRank
 
-PATIENCE = 0.5
+QUERY_TIMEOUT = 0.5
 """Seconds for the answers; the driver waits a little longer for all of it."""
 
 
@@ -39,36 +39,36 @@ class InFlightQuery:
         self, number: int, ended: RemoteRank, ranks: Iterable[RemoteRank], now: float
     ) -> None:
         self.number = number
-        self.until = now + PATIENCE
+        self.until = now + QUERY_TIMEOUT
         self.ended = ended
         self._reached = 0
-        self._all = [rank for rank in ranks if rank.seated]
-        self._told: dict[RemoteRank, int] = {}
+        self._all = [rank for rank in ranks if rank.greeted]
+        self._begun: dict[RemoteRank, int] = {}
         # Who has been handed a collective call and not ended it, and which.
         self._asked = {
             rank: rank.running
             for rank in self._all
             if rank.running and rank.recallable and not rank.ended
         }
-        self._doubtful: set[RemoteRank] | None = None  # those that are kept from going further
+        self._recalled: set[RemoteRank] | None = None  # those that are kept from going further
         self._open = set(self._asked)
         for rank in self._asked:
             rank.line.say(Say.ASK, number, now=now)
 
-    def told(self, rank: RemoteRank, number: int, begun: int) -> None:
+    def answered(self, rank: RemoteRank, number: int, begun: int) -> None:
         """Note that *rank* has begun *begun*, and if it was recalled nothing after it."""
         if number != self.number or rank not in self._open:
             return
         self._open.discard(rank)
-        if self._doubtful is None:
-            self._told[rank] = begun
-        elif rank in self._doubtful and rank.running == self._asked[rank]:
+        if self._recalled is None:
+            self._begun[rank] = begun
+        elif rank in self._recalled and rank.running == self._asked[rank]:
             rank.retract(begun)
 
     def lost(self, rank: RemoteRank) -> None:
         """Expect no answer of *rank*."""
         self._open.discard(rank)
-        self._told.pop(rank, None)
+        self._begun.pop(rank, None)
         if rank in self._all:
             self._all.remove(rank)
 
@@ -76,16 +76,16 @@ class InFlightQuery:
         """Whether everything is known that will be; asks what is next to be asked."""
         if now >= self.until:
             return True
-        if not self._open and self._doubtful is None:
-            self._doubtful = self._in_doubt()
-            self._open = set(self._doubtful)
-            for rank in self._doubtful:
+        if not self._open and self._recalled is None:
+            self._recalled = self._with_unbegun_call()
+            self._open = set(self._recalled)
+            for rank in self._recalled:
                 rank.line.say(Say.RECALL, self.number, self._reached, now=now)
         return not self._open
 
-    def _in_doubt(self) -> set[RemoteRank]:
+    def _with_unbegun_call(self) -> set[RemoteRank]:
         """Return who has been handed a call that nobody has begun."""
-        still = {b: n for b, n in self._told.items() if b.running == self._asked[b]}
+        still = {b: n for b, n in self._begun.items() if b.running == self._asked[b]}
         pages = (still.get(rank, rank.page.begun) for rank in self._all)
         self._reached = reached = max(pages, default=0)
         # Once the driver has judged the death, what it sends is none of this: nobody would send

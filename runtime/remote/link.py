@@ -192,14 +192,14 @@ class Link:
         post: Hands a message to ZeroMQ.
 
     Attributes:
-        heard_at: When the other end was last heard of, in seconds on the monotonic clock.
+        last_received_at: When the other end was last heard of, in seconds on the monotonic clock.
         spoke_at: When something was last sent.
     """
 
     def __init__(self, post: Callable[[Sequence[bytes | memoryview]], None], now: float) -> None:
         self.post = post
         self._beats = 0
-        self.heard_at = now
+        self.last_received_at = now
         self.spoke_at = now
 
     def say(self, what: Say, line: int, number: int = 0, call: int = 0, *, now: float) -> None:
@@ -213,9 +213,9 @@ class Link:
             self._beats += 1
             self.say(Say.BEAT, BODIES, now=now)
 
-    def hear(self, parts: Sequence[memoryview], now: float) -> int:
+    def note_received(self, parts: Sequence[memoryview], now: float) -> int:
         """Note that a message has come; return the number of its line, `BODIES` for noise too."""
-        self.heard_at = now
+        self.last_received_at = now
         self._beats = 0
         is_ours = parts and parts[0].nbytes == _HEAD.size
         number: int = _HEAD.unpack(parts[0])[2] if is_ours else BODIES
@@ -322,7 +322,7 @@ class Line:
         self._posted = 0
         self._taken_there = 0
         self._taken = 0
-        self._told = 0
+        self._acknowledged = 0
         self._arriving: Delivery | None = None
         self._incoming: IncomingBody | None = None
         self.malformed = 0
@@ -386,8 +386,8 @@ class Line:
         link = self._link
         if link is None:
             return
-        if self._taken - self._told >= _ACK_EVERY:
-            self._told = self._taken
+        if self._taken - self._acknowledged >= _ACK_EVERY:
+            self._acknowledged = self._taken
             self.say(Say.TAKEN, self._taken, now=now)
         out = self._out
         while out and self._posted - self._taken_there < WINDOW:

@@ -22,8 +22,8 @@ from phalanx.runtime.wire.progress_page import ProgressPage
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 
+from .buffered_socket import BufferedSocket
 from .link import Delivery, Lane, Line, Link, SharedBodies
-from .port import Port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class RemoteRank:
         where: The machine that it is on.
         bodies: Those that the ranks behind the same link are sent; None until it is connected.
         trim_if_idle: See `Arena.trim_if_idle`, of its answers.
-        seated: It has greeted the driver, so it may be sent calls.
+        greeted: It has greeted the driver, so it may be sent calls.
         running: The call it has been handed and has not ended; 0 for none.
         recallable: Whether that one can be withdrawn as long as it has not begun.
         ended: No more comes from it.
@@ -62,8 +62,8 @@ class RemoteRank:
         self.where = where
         self.page = ProgressPage(fds["page"])
         self._exchange = WorkerExchange.inherit(fds)
-        self.data = Port(fds["data"], self._exchange.reader)
-        self.control = Port(fds["control"])
+        self.data = BufferedSocket(fds["data"], self._exchange.reader)
+        self.control = BufferedSocket(fds["control"])
         self.line = Line(number, self._exchange.arena)
         self.bodies: SharedBodies | None = None
         self.trim_if_idle = self._exchange.arena.trim_if_idle
@@ -73,7 +73,7 @@ class RemoteRank:
         self._incarnation = 0
         self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
         self.made_at = now
-        self.seated = False
+        self.greeted = False
         self.running = 0
         self.recallable = False
         self.ended = False
@@ -150,11 +150,11 @@ class RemoteRank:
     def deliver(self, delivery: Delivery) -> None:
         """Pass a packet of the rank's on to the driver."""
         _, kind, flags, _, call_id, incarnation, extra = delivery.head
-        port = self.data if delivery.lane is Lane.DATA else self.control
+        sock = self.data if delivery.lane is Lane.DATA else self.control
         if delivery.lane is Lane.DATA:
             if kind == Kind.HELLO:
                 self._incarnation = incarnation
-                self.seated = True
+                self.greeted = True
             elif kind == Kind.PASSED or kind in _ANSWERS:
                 self._ended_call(call_id, served=kind != Kind.SKIPPED)
                 if kind == Kind.ERROR and flags & Flag.HELD:
@@ -171,13 +171,13 @@ class RemoteRank:
         if delivery.error is not None:
             answer = Kind.NOT_SAVED if kind == Kind.SAVED else Kind.ERROR
             packet = error_packet(delivery.error, delivery.head, incarnation, answer)
-            self.line.taken(port.send(packet, counts=1))
+            self.line.taken(sock.send(packet, counts=1))
             return
         large = delivery.large
         if large is not None:
             large.lend(self._exchange.borrower)
         file = None if large is None else large.file
-        left = port.send(delivery.packet(), file, counts=1)
+        left = sock.send(delivery.packet(), file, counts=1)
         self.line.taken(left)
         if large is not None:
             large.close()

@@ -38,7 +38,7 @@ RELAY_PRELOAD = ("zmq",)
 UNREACHED = 64
 """Exit code of a process that never heard the driver's side."""
 
-UNHEARD = 65
+LINK_TIMED_OUT = 65
 """Exit code of one that heard it no more."""
 
 _CLOSE = 5.0
@@ -69,7 +69,7 @@ class Invitation:
     lost_after: float
 
 
-class Seat:
+class RelaySlot:
     """The ends of one incarnation beside a relay. Close it once its worker has them.
 
     Attributes:
@@ -109,7 +109,8 @@ class WorkerRelay:
     Args:
         name: In titles, errors and events.
         on_exit: Called on the event loop's thread when a process has ended unasked, with its
-            number (see `Seat`), the reason, and whether it ended by itself because of its link.
+            number (see `RelaySlot`), the reason, and whether it ended by itself because of its
+            link.
     """
 
     def __init__(
@@ -136,19 +137,19 @@ class WorkerRelay:
         """The process; None while there is none."""
         return self._helper.pid
 
-    def seat(
+    def open_slots(
         self,
         invitation: Invitation,
-        seats: Sequence[tuple[int, int]],
+        workers: Sequence[tuple[int, int]],
         *,
         deadline: float,
         is_wanted: Callable[[], bool],
-    ) -> list[Seat]:
-        """Return the ends of workers that are about to be started, one for each of *seats*.
+    ) -> list[RelaySlot]:
+        """Return the ends of workers that are about to be started, one for each of *workers*.
 
         Args:
             invitation: For the process, if one has to be started.
-            seats: The number of each, as the driver's side knows it, and its epoch.
+            workers: The number of each, as the driver's side knows it, and its epoch.
             deadline: On the monotonic clock.
             is_wanted: Asked while it waits; the start is given up if it returns False.
 
@@ -165,15 +166,15 @@ class WorkerRelay:
                 self._start(invitation, deadline, is_wanted)
             assert self._arena is not None
             with ExitStack() as made:
-                found: list[Seat] = []
-                for number, epoch in seats:
-                    seat = Seat(self._started, self._arena, epoch)
-                    made.callback(seat.close)
-                    fds = seat.relay_fds()
+                found: list[RelaySlot] = []
+                for number, epoch in workers:
+                    slot = RelaySlot(self._started, self._arena, epoch)
+                    made.callback(slot.close)
+                    fds = slot.relay_fds()
                     order = json.dumps({"seat": number, "fds": list(fds)}).encode()
                     if not self._helper.send(order, list(fds.values())):
                         raise RuntimeFault(f"the {self._name} has just ended; try again")
-                    found.append(seat)
+                    found.append(slot)
                 made.pop_all()
                 return found
 
@@ -216,7 +217,7 @@ class WorkerRelay:
             number, known = life
             why = {
                 UNREACHED: f"the ranks' side did not reach {known.endpoint}",
-                UNHEARD: "the ranks' side heard nothing",
+                LINK_TIMED_OUT: "the ranks' side heard nothing",
             }.get(reason.code or 0)
             if why is not None:
                 within = f"{why} within lost_after={known.lost_after:g} s"

@@ -31,10 +31,10 @@ from phalanx.runtime.wire.packet_header import Flag, Kind
 from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.supervision import MessageTooLarge
 
+from .buffered_socket import IN, OUT, BufferedSocket
 from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say
-from .port import IN, OUT, Port
 from .remote_rank import error_packet
-from .worker_relay import UNHEARD, UNREACHED
+from .worker_relay import LINK_TIMED_OUT, UNREACHED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,36 +63,36 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
         relay.close()
 
 
-class _Seat:
+class _WorkerSlot:
     """One worker."""
 
     def __init__(self, number: int, fds: Mapping[str, int], arena: Arena, link: Link) -> None:
         self._page = ProgressPage(fds["page"])
         self._exchange = DriverExchange.inherit(arena, fds["results"], fds["returns"])
-        self.data = Port(fds["data"], self._exchange.reader)
-        self.control = Port(fds["control"])
+        self.data = BufferedSocket(fds["data"], self._exchange.reader)
+        self.control = BufferedSocket(fds["control"])
         self.line = Line(number, arena)
         self.line.attach(link)
         self._round = 0
         self._incarnation = 0
-        self._told = False
+        self._end_reported = False
         self.ended_at: float | None = None
         self.is_done = False
 
     @property
     def next_look(self) -> float | None:
         """When its end is looked at again; None: it has not ended, or has been told."""
-        return None if self.ended_at is None or self._told else self.ended_at + _END
+        return None if self.ended_at is None or self._end_reported else self.ended_at + _END
 
     # --- from the worker ----------------------------------------------------------------
 
-    def hear_worker(self, ready: Mapping[Any, int]) -> None:
+    def read_worker(self, ready: Mapping[Any, int]) -> None:
         """Take what has come, as far as there is room for it."""
         both = (self.data, self.control)
-        events = [ready.get(port.fd, 0) for port in both]
-        for port, event in zip(both, events, strict=True):
+        events = [ready.get(sock.fd, 0) for sock in both]
+        for sock, event in zip(both, events, strict=True):
             if event & OUT:
-                self.line.taken(port.flush())
+                self.line.taken(sock.flush())
         if events[0] & ~OUT:
             self._read_data()
         if events[1] & ~OUT:
@@ -118,13 +118,13 @@ class _Seat:
 
     def look_for_end(self, now: float) -> None:
         """Tell of the worker's end, once everything it wrote has been sent."""
-        if self._told or not (self.data.ended or self.control.ended):
+        if self._end_reported or not (self.data.ended or self.control.ended):
             return
         if self.ended_at is None:
             self.ended_at = now
         both = self.data.ended and self.control.ended
         if (both or now >= self.ended_at + _END) and self.line.is_empty:
-            self._told = True
+            self._end_reported = True
             self.line.say(Say.END, 0, self._page.begun, now=now)
 
     # --- from the driver's side -----------------------------------------------------------
@@ -158,7 +158,7 @@ class _Seat:
     def _deliver(self, delivery: Delivery, bodies: Mapping[int, Payload | MessageTooLarge]) -> None:
         """Pass a packet of the driver's on to the worker."""
         kind = delivery.head[1]
-        port = self.data if delivery.lane is Lane.DATA else self.control
+        sock = self.data if delivery.lane is Lane.DATA else self.control
         if delivery.shared:
             body = bodies[delivery.shared]  # it has come before: the order of a link is kept
             if isinstance(body, MessageTooLarge):
@@ -179,7 +179,7 @@ class _Seat:
         if large is not None:
             large.lend(self._exchange.borrower)
         file = None if large is None else large.file
-        self.line.taken(port.send(packet, file, counts=1))
+        self.line.taken(sock.send(packet, file, counts=1))
         if large is not None and not delivery.shared:
             large.close()
 
@@ -202,7 +202,7 @@ class _Relay:
         self._bodies_line = Line(BODIES, self._arena)
         self._bodies_line.attach(self._link)
         self._bodies: dict[int, Payload | MessageTooLarge] = {}
-        self._seats: dict[int, _Seat] = {}
+        self._slots: dict[int, _WorkerSlot] = {}
         self._is_done = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -220,7 +220,7 @@ class _Relay:
         ):
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._heard = False
+        self._has_received = False
         self._socket.connect(invitation.endpoint)
         self._poller = zmq.Poller()
         for each in (self._socket, self._owner.fileno()):
@@ -234,33 +234,33 @@ class _Relay:
             ready = self._wait(due)
             now = time.monotonic()
             if now > due + _PAUSE:
-                self._link.heard_at = now  # it was we who were away
+                self._link.last_received_at = now  # it was we who were away
             if self._owner.fileno() in ready:
                 self._obey(now)
             if self._socket in ready:
                 self._listen(now)
-            for seat in self._seats.values():
-                seat.hear_worker(ready)
-                seat.look_for_end(now)
-            if self._monitor in ready and self._heard:
+            for slot in self._slots.values():
+                slot.read_worker(ready)
+                slot.look_for_end(now)
+            if self._monitor in ready and self._has_received:
                 # ZeroMQ would connect anew, but what was on its way is lost.
                 self._socket.setsockopt(zmq.LINGER, 0)
                 return 0
             if now >= due:
                 due = now + beat
-                if now - self._link.heard_at > self._invitation.lost_after:
-                    if self._heard:
-                        return UNHEARD
+                if now - self._link.last_received_at > self._invitation.lost_after:
+                    if self._has_received:
+                        return LINK_TIMED_OUT
                     self._socket.setsockopt(zmq.LINGER, 0)
                     return UNREACHED
                 if now - self._link.spoke_at >= beat / 2:
                     self._link.beat(now)
                 self._arena.trim_if_idle(now)
             self._bodies_line.pump(now)
-            for number, seat in list(self._seats.items()):
-                seat.line.pump(now)
-                if seat.is_done:
-                    self._unseat(number)
+            for number, slot in list(self._slots.items()):
+                slot.line.pump(now)
+                if slot.is_done:
+                    self._release_slot(number)
         return 0
 
     def close(self) -> None:
@@ -270,22 +270,22 @@ class _Relay:
         self._socket.close()
         self._context.term()
         self._bodies_line.close()
-        for seat in self._seats.values():
-            seat.close()
+        for slot in self._slots.values():
+            slot.close()
 
     # --- waiting ------------------------------------------------------------------------
 
     def _wait(self, due: float) -> Mapping[Any, int]:
         poller = self._poller
-        if self._heard:
+        if self._has_received:
             poller.register(self._monitor, IN)
-        for seat in self._seats.values():
+        for slot in self._slots.values():
             # A worker that answers quicker than the link carries waits in its own send.
-            wanted = IN if seat.line.has_room else 0
-            for port in (seat.data, seat.control):
-                out = OUT if port.is_backed_up else 0
-                poller.register(port.fd, 0 if port.ended else wanted | out)
-            due = min(due, seat.next_look or due)
+            wanted = IN if slot.line.has_room else 0
+            for sock in (slot.data, slot.control):
+                out = OUT if sock.is_backed_up else 0
+                poller.register(sock.fd, 0 if sock.ended else wanted | out)
+            due = min(due, slot.next_look or due)
         wait = max(0.0, due - time.monotonic())
         return dict(poller.poll(int(wait * 1000) + 1))
 
@@ -308,14 +308,14 @@ class _Relay:
                 continue
             number = int(order["seat"])
             named = dict(zip(order["fds"], fds, strict=True))
-            seat = self._seats[number] = _Seat(number, named, self._arena, self._link)
-            seat.line.say(Say.OPEN, now=now)
+            slot = self._slots[number] = _WorkerSlot(number, named, self._arena, self._link)
+            slot.line.say(Say.OPEN, now=now)
 
-    def _unseat(self, number: int) -> None:
-        seat = self._seats.pop(number)
-        for port in (seat.data, seat.control):
-            self._poller.register(port.fd, 0)
-        seat.close()
+    def _release_slot(self, number: int) -> None:
+        slot = self._slots.pop(number)
+        for sock in (slot.data, slot.control):
+            self._poller.register(sock.fd, 0)
+        slot.close()
 
     # --- the driver's side ----------------------------------------------------------------
 
@@ -328,13 +328,13 @@ class _Relay:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._heard = True
+            self._has_received = True
             parts = [frame.buffer for frame in frames]
-            number = self._link.hear(parts, now)
+            number = self._link.note_received(parts, now)
             if number == BODIES:
                 self._take_body(parts)
-            elif seat := self._seats.get(number):
-                seat.take(parts, self._bodies, now)
+            elif slot := self._slots.get(number):
+                slot.take(parts, self._bodies, now)
 
     def _take_body(self, parts: Sequence[memoryview]) -> None:
         """Take what is for no rank in particular."""

@@ -274,7 +274,7 @@ class EventLoop:
                 cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
                 self._why = cause  # of every refusal from here on
                 self._closing = True
-                self._complain("the loop itself, which is closed by this")
+                self._report_error("the loop itself, which is closed by this")
             self._run_posted()
             with self._lock:
                 self._closed = True
@@ -325,9 +325,9 @@ class EventLoop:
         try:
             callback(*args)
         except BaseException:  # noqa: BLE001  # a SystemExit here would end the loop
-            self._complain(callback)
+            self._report_error(callback)
 
-    def _complain(self, what: object) -> None:
+    def _report_error(self, what: object) -> None:
         """Log the exception that *what* has raised."""
         trace = traceback.format_exc()
         with contextlib.suppress(Exception):  # a stderr that is closed

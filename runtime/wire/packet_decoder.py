@@ -142,7 +142,7 @@ class LargeFrame(Frame):
         finally:
             self.drop()
 
-    def bring_home(self) -> None:
+    def map_body(self) -> None:
         """Map the body and close its file: unread answers must not use up the descriptors."""
         try:
             view = read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
@@ -211,7 +211,7 @@ def unpack(
             large.fds = fds
             if _is_whole(large, lender, lost=lost):
                 if fds and kind not in _FILES:
-                    large.bring_home()
+                    large.map_body()
                 return large
     for fd in fds:
         os.close(fd)

@@ -2,7 +2,7 @@
 
 Guarantees: a dense tensor is reduced to its bytes, which are not copied if they are on the host, in
 whatever order of dimensions, which is kept; attributes set on it travel along; a value from a GPU
-needs no GPU at the reader: it lands on the device that `land_on` names (a worker's lease), or on
+needs no GPU at the reader: it lands on the device that `place_on` names (a worker's lease), or on
 the host. Parameters, modules, sparse, nested and quantized tensors travel alike. Two tensors that
 share a storage arrive with one each, as from a plain pickle.
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 _tables: dict[int, dict[type, Callable[[Any], Any]]] = {}
 _plain: dict[tuple[Any, Any], str] = {}  # dtypes of real numbers, each with the dense layout
 _kinds: dict[str, tuple[Any, Any, Any]] = {}  # what makes tensors of a dtype, and it, by its name
-_landing: list[str] = []  # pickle calls the functions below with what was pickled, and no more
+# A global: pickle calls the functions below with what was pickled, and no more.
+_target_device: list[str] = []
 
 
-def land_on(device: str | None) -> None:
+def place_on(device: str | None) -> None:
     """Have tensors from a GPU land on *device* in this process from now on; None: on the host."""
-    _landing[:] = [] if device is None or device == "cpu" else [device]
+    _target_device[:] = [] if device is None or device == "cpu" else [device]
 
 
 def reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
@@ -83,8 +84,8 @@ def _reduce_unusual(tensor: Any) -> Any:
     if not plain:
         return tensor.__reduce_ex__(5)
     host = tensor.detach()
-    lands = host.device.type != "cpu"
-    if lands:
+    was_on_device = host.device.type != "cpu"
+    if was_on_device:
         host = host.cpu()
     host = host.resolve_conj().resolve_neg()
     order: tuple[int, ...] | None = None
@@ -96,7 +97,7 @@ def _reduce_unusual(tensor: Any) -> Any:
         else:
             host, order = host.contiguous(), None
     kind = str(host.dtype).removeprefix("torch.")
-    return _reduced(_landed if lands else _tensor_from, tensor, host, kind, order)
+    return _reduced(_landed if was_on_device else _tensor_from, tensor, host, kind, order)
 
 
 def _reduced(
@@ -148,8 +149,8 @@ def _landed(
     data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool, order: tuple[int, ...] | None
 ) -> Any:
     tensor = _tensor_from(data, kind, shape, False, order)
-    if _landing:
-        tensor = tensor.to(_landing[0])
+    if _target_device:
+        tensor = tensor.to(_target_device[0])
     return tensor.requires_grad_() if requires_grad else tensor
 
 

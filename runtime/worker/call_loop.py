@@ -126,7 +126,7 @@ class CallLoop:
         self._replies = ReplyQueue(data, exchange, link, self._fatal_exit)
         self._arena = exchange.arena
         self._after_reply = hosted.after_reply
-        self._inbox = Inbox(data, exchange.reader, hosted.note_foreign, self._replies.go_on)
+        self._inbox = Inbox(data, exchange.reader, hosted.note_foreign_packet, self._replies.go_on)
 
     def run(self) -> int:
         """Serve until a stop is requested; return the exit code."""

@@ -179,7 +179,7 @@ class Hosted(Protocol):
         """Return the decider's directive for *error*, which a method raised."""
         ...
 
-    def note_foreign(self) -> None:
+    def note_foreign_packet(self) -> None:
         """Log that the call socket received a malformed packet."""
         ...
 
@@ -298,12 +298,12 @@ class Link:
                     case Kind.PART:
                         self._spawn(self._part, frame.epoch, main)
                     case Kind.DRAINING | Kind.TERMINATE:
-                        termination.hear(frame.kind)
+                        termination.on_message(frame.kind)
                     case _:
                         self._received.put(frame)
         except OSError:  # the user closed our descriptors
             pass
-        termination.hear(None)  # the driver is gone, or has closed its end
+        termination.on_message(None)  # the driver is gone, or has closed its end
         self._received.put(None)
 
     def _spawn(self, what: Callable[..., None], *args: int) -> None:

@@ -40,7 +40,7 @@ class Inbox:
     """Received frames of one worker: calls in order, and grants of streams.
 
     Args:
-        on_foreign: Called at the first malformed packet; all of them are dropped.
+        on_foreign_packet: Called at the first malformed packet; all of them are dropped.
         on_go_on: Called with the call behind which this worker may go on.
     """
 
@@ -48,7 +48,7 @@ class Inbox:
         self,
         sock: socket.socket,
         lender: ArenaReader,
-        on_foreign: Callable[[], None],
+        on_foreign_packet: Callable[[], None],
         on_go_on: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._sock = sock
@@ -62,9 +62,9 @@ class Inbox:
         self._begun: dict[int, int] = {}  # of closed ones: how many items any rank may have begun
         self._latest = 0  # the call taken last; frames about earlier ones are stale
         self._let_go = 0  # the call of the last `Kind.GO_ON`
-        self._on_foreign = on_foreign
+        self._on_foreign_packet = on_foreign_packet
         self._on_go_on = on_go_on
-        self._foreign = 0
+        self._foreign_packets = 0
 
     def take(self) -> Frame | None:
         """Wait for and return the next frame that is not about a stream; None at the end."""
@@ -140,7 +140,7 @@ class Inbox:
             return
         if not isinstance(frame, Frame):
             if frame is None:
-                self._drop_foreign()
+                self._drop_foreign_packet()
             else:
                 self._ahead.append(None)
         elif frame.kind == Kind.CALL:
@@ -148,7 +148,7 @@ class Inbox:
         elif frame.kind == Kind.BUNDLE:
             frames = unbundle(frame, self._lender)
             if frames is None:
-                self._drop_foreign()
+                self._drop_foreign_packet()
             else:
                 for each in frames:
                     self._keep(each)
@@ -168,10 +168,10 @@ class Inbox:
                 self._begun[frame.call_id] = frame.extra
             self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra
 
-    def _drop_foreign(self) -> None:
-        self._foreign += 1
-        if self._foreign == 1:
-            self._on_foreign()
+    def _drop_foreign_packet(self) -> None:
+        self._foreign_packets += 1
+        if self._foreign_packets == 1:
+            self._on_foreign_packet()
 
 
 def send_items(  # noqa: PLR0917

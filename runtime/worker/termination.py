@@ -99,8 +99,8 @@ class FatalExit:
         failure = RemoteFailure.of(error)
         self._link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
         self._hosted.fail(error)
-        told = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
-        sys.stderr.write(told)
+        message = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
+        sys.stderr.write(message)
         sys.stdout.flush()
         sys.stderr.flush()
         # Without clean-up, which a broken process may never finish.
@@ -138,7 +138,7 @@ class Termination:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._heard = threading.Event()
+        self._message_received = threading.Event()
         self._listens = False  # to the driver, which says whether a SIGTERM is its own
         self._is_held = False
         self._drains = False
@@ -153,10 +153,10 @@ class Termination:
         )
 
     def listen(self) -> None:
-        """Defer SIGTERM from now on, until `hear` says which kind it is."""
+        """Defer SIGTERM from now on, until `on_message` says which kind it is."""
         self._listens = True
 
-    def hear(self, kind: int | None) -> None:
+    def on_message(self, kind: int | None) -> None:
         """Handle a message about this worker's end; None: there will be no more."""
         if kind == Kind.DRAINING:
             self._drains = True
@@ -164,7 +164,7 @@ class Termination:
             _thread.start_new_thread(self._raise_now, ())
         else:
             self._listens = False
-        self._heard.set()
+        self._message_received.set()
 
     def _before_fork(self) -> None:
         self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -194,7 +194,7 @@ class Termination:
         raise Terminated(number)
 
     def _hold_off(self) -> None:
-        self._heard.wait(_MOMENT)
+        self._message_received.wait(_MOMENT)
         if not self._drains:
             self._raise_now()
 

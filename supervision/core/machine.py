@@ -106,7 +106,7 @@ class Child:
         return Status.RUNNING if self.has_process else Status.UNDEFINED
 
     @property
-    def patience(self) -> float:
+    def stop_step_timeout(self) -> float:
         """Seconds until the next step of its stop: the kill, or giving it up."""
         if self.status is Status.KILLED:
             return self.spec.kill_within
@@ -262,23 +262,23 @@ class SupervisorMachine:
             else:
                 child.status, child.since = Status.STOPPING, self._now
                 self._actions.append(msg.TerminateChild(child.key, child.serial))
-        self._set_alarm(min((child.patience for child in left.values()), default=math.inf))
+        self._set_alarm(min((child.stop_step_timeout for child in left.values()), default=math.inf))
         while left:
             event = yield
             if isinstance(event, msg.Exited):
                 self._gone(left.pop(event.serial), event)
             else:
-                self._set_alarm(self._lose_patience(left))
+                self._set_alarm(self._enforce_stop_limits(left))
 
-    def _lose_patience(self, left: dict[int, Child]) -> float:
+    def _enforce_stop_limits(self, left: dict[int, Child]) -> float:
         """Kill or give up each child whose limit has passed; return the seconds to the next."""
         soonest = math.inf
         for child in list(left.values()):
-            rest = child.since + child.patience - self._now
+            rest = child.since + child.stop_step_timeout - self._now
             if rest < ROUNDING and child.status is Status.STOPPING and child.spec.killable:
                 # Killed first even if the alarm comes so late that `kill_within` has passed too.
                 self._kill(child)
-                rest = child.patience
+                rest = child.stop_step_timeout
             elif rest < ROUNDING:
                 self._gone(left.pop(child.serial), None)
                 continue

@@ -306,17 +306,17 @@ def ranks_exited(
         affected = frozenset(each.number for each in state.ranks)
     reforming = frozenset(rank for rank in dead if was[rank] is RankState.REFORMING)
     if reforming == dead and not dead & state.fresh:
-        told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
-        return _mend(state, affected, told, at, jitter)
+        decided = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
+        return _mend(state, affected, decided, at, jitter)
     if reforming & state.fresh and reason.kind is not ExitKind.KILLED:
         affected = state.tied_to(dead)  # a kill says nothing about its hook
     window = state.window.admit(at)
     limit = f"{state.window.max_restarts} restarts{in_period(state.window.period)}"
     if window is None:
-        told = Decided("give up", f"more than {limit}")
+        decided = Decided("give up", f"more than {limit}")
         last = f"the last: {name}, {reason}"
-        ending = replace(SHUTDOWN, detail=f"{told.text}: {told.why}; {last}")
-        return _close(state, ending, told, hurry=True)
+        ending = replace(SHUTDOWN, detail=f"{decided.text}: {decided.why}; {last}")
+        return _close(state, ending, decided, hurry=True)
     rested = (
         state.backoff is not None
         and state.phase is Phase.SERVING
@@ -325,19 +325,19 @@ def ranks_exited(
     text = f"restart {_names(affected)}"
     if state.keep and len(affected) < len(state.ranks):
         text += ", the others are kept"
-    told = Decided(text, f"{state.strategy}, number {len(window.spent)} of at most {limit}")
+    decided = Decided(text, f"{state.strategy}, number {len(window.spent)} of at most {limit}")
     state = replace(state, window=window, failures=1 if rested else state.failures + 1)
-    return _mend(state, affected, told, at, jitter)
+    return _mend(state, affected, decided, at, jitter)
 
 
 def _mend(
-    state: GroupState, affected: frozenset[int], told: Decided, at: float, jitter: float
+    state: GroupState, affected: frozenset[int], decided: Decided, at: float, jitter: float
 ) -> RankDecision:
     """Stop those of *affected* that live, and start all of them once they are down."""
     state, stop = state.stopping(affected, hurry=True)
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
     state, actions = _resume(state, at, jitter)
-    return state, (told, *stop, *actions)
+    return state, (decided, *stop, *actions)
 
 
 def _resume(state: GroupState, at: float, jitter: float) -> RankDecision:

@@ -142,7 +142,7 @@ class SupervisorActor(ProtectedActor):
         self.thread = threading.current_thread()
         self.post(msg.Booted())
 
-    def hear(self, message: msg.Event, /) -> None:
+    def on_message(self, message: msg.Event, /) -> None:
         """Decide and perform."""
         if isinstance(message, msg.Request):
             self._unanswered[id(message.caller)] = message.caller

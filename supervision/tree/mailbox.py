@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ProtectedActor(pykka.ThreadingActor):
     """The base of supervisors and group actors."""
 
-    hear: Callable[[Any], None]  # acts on a message
+    on_message: Callable[[Any], None]  # acts on a message
     failed: Callable[[BaseException], None]  # ends it, because of what was raised; must not raise
 
     use_daemon_thread = True  # a program that does not end the actor can still exit
@@ -42,7 +42,7 @@ class ProtectedActor(pykka.ThreadingActor):
     def on_receive(self, message: Any) -> None:
         """Act on one message; an exception is a failure."""
         try:
-            self.hear(message)
+            self.on_message(message)
         except BaseException as error:  # noqa: BLE001  # SystemExit too: Pykka would stop all actors
             self.failed(error)
 

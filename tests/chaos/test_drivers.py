@@ -270,13 +270,13 @@ def kill_driver(drive: Any, moment: str, manner: str, seed: int) -> None:
         time.sleep(rng.uniform(0.0, 0.3))
     words = {"with the guardian": "guardian", "with the zygote": "zygote"}
     ours = kin(driver)
-    doomed = [pid for pid, name in ours.items() if words.get(manner, "nothing") in name]
+    targets = [pid for pid, name in ours.items() if words.get(manner, "nothing") in name]
     if manner == "with everything of ours":
-        doomed = [pid for pid, name in ours.items() if STRAY not in name]
-    doomed = [driver.process.pid, *(pid for pid in doomed if pid != driver.process.pid)]
-    rng.shuffle(doomed)
+        targets = [pid for pid, name in ours.items() if STRAY not in name]
+    targets = [driver.process.pid, *(pid for pid in targets if pid != driver.process.pid)]
+    rng.shuffle(targets)
     streams = [one.address for one in find_drivers() if one.pid == driver.process.pid]
-    for pid in doomed:
+    for pid in targets:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     driver.process.wait(LONG)

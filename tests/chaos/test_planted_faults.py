@@ -24,7 +24,7 @@ from phalanx.supervision import Intensity
 
 SEEDS = (1, 2, 3, 4, 5)  # each plant is found within these
 MANY = range(1, 21)
-PATIENCE = 0.5  # seconds
+SETTLE_TIMEOUT = 0.5  # seconds
 COUNTED = "intensity not counted"
 FAULTS = {"out of step": ("raise_before", "grandchild")}
 # Seldom by chance: where calls wait for each other, or where one rank must have answered.
@@ -78,7 +78,8 @@ def seeds_until_found(
     for count, seed in enumerate(seeds, 1):
         with monkeypatch.context() as patch:
             undo = plant.put(patch)
-            patch.setattr(leaks, "_PATIENCE", PATIENCE)  # for what is not on its way out
+            # For what is not on its way out.
+            patch.setattr(leaks, "_SETTLE_TIMEOUT", SETTLE_TIMEOUT)
             result = run(runtime, seed, plant=name, counted=name == COUNTED)
         if undo is not None:
             undo()

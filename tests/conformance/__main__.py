@@ -32,11 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     vectors = [vector for path in options.files for vector in load(path)]
     if options.driver == "core":
         return report(vectors, [run_scenario(v["scenario"]) for v in vectors], options.diffs)
-    from .nursery import Nursery  # the core driver starts nothing
     from .processes import ProcessWorld
+    from .shell_processes import ShellProcesses  # the core driver starts nothing
 
-    with Nursery() as nursery:
-        traces = [ProcessWorld(vector["scenario"], nursery).run() for vector in vectors]
+    with ShellProcesses() as shells:
+        traces = [ProcessWorld(vector["scenario"], shells).run() for vector in vectors]
     return report(vectors, traces, options.diffs)
 
 

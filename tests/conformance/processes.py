@@ -36,7 +36,6 @@ from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import Request, StopRequested
 from phalanx.supervision.tree.actor import SupervisorActor
 
-from .nursery import DEADLINE, Nursery, Process
 from .scenario import (
     REASONS,
     Asked,
@@ -49,6 +48,7 @@ from .scenario import (
     script,
     supervisor_spec,
 )
+from .shell_processes import DEADLINE, Process, ShellProcesses
 
 
 class VirtualTimers:
@@ -97,9 +97,9 @@ class Worker:
 class ProcessWorld:
     """One scenario on real processes."""
 
-    def __init__(self, scenario: Json, nursery: Nursery) -> None:
+    def __init__(self, scenario: Json, shells: ShellProcesses) -> None:
         self.scenario = scenario
-        self.nursery = nursery
+        self.shells = shells
         self.timers = VirtualTimers()
         self._lock = threading.Lock()
         self._attempts: Counter[str] = Counter()
@@ -172,7 +172,7 @@ class ProcessWorld:
                 ctx.exited(reason)
 
             try:
-                process = self.nursery.start(script(node, n), ended)
+                process = self.shells.start(script(node, n), ended)
             except BaseException:
                 self._record(["start_failed", path, n])
                 raise
@@ -254,10 +254,10 @@ class ProcessWorld:
         actor = self._actor(path)
         assert actor is not None
         below = path + "/"
-        doomed = [w for p, w in list(self._workers.items()) if p.startswith(below)]
+        killed = [w for p, w in list(self._workers.items()) if p.startswith(below)]
         sups = [p for p in self._supervisors() if p.startswith(below)]
         with self._lock:
-            self._orphans = {(w.path, w.n) for w in doomed}
+            self._orphans = {(w.path, w.n) for w in killed}
             self._orphans |= {(p, self._attempts[p]) for p in sups}
         actor.kill()
         self._wait(lambda: len(self._orphaned) == len(self._orphans))

@@ -11,9 +11,9 @@ import pytest
 
 from .__main__ import load, main
 from .core import run_scenario
-from .nursery import Nursery
 from .processes import ProcessWorld
 from .scenario import Json
+from .shell_processes import ShellProcesses
 
 FILES = sorted((Path(__file__).parent / "vectors").glob("*.jsonl"))
 VECTORS = [vector for path in FILES for vector in load(path)]
@@ -58,11 +58,11 @@ def test_real_processes_give_the_trace_of_otp(phalanx_leak_check: None, recorded
     vectors = [vector for path in RECORDED for vector in load(path)] if recorded else sample()
     assert (len(VECTORS), len(vectors)) == (586, 21 if recorded else SAMPLE)
 
-    with Nursery() as nursery:
+    with ShellProcesses() as shells:
         different = [
             vector["scenario"]["id"]
             for vector in vectors
-            if ProcessWorld(vector["scenario"], nursery).run() != vector["trace"]
+            if ProcessWorld(vector["scenario"], shells).run() != vector["trace"]
         ]
 
     assert different == []

@@ -85,7 +85,7 @@ class Books:
         kinds = ("lost", "doubled", "swapped", "stale", "hung", "other")
         self.sums: dict[str, int] = dict.fromkeys(kinds, 0)
 
-    def complain(self, entry: Entry, what: str, kind: str = "other") -> None:
+    def report_error(self, entry: Entry, what: str, kind: str = "other") -> None:
         self.sums[kind] += 1
         self.wrong.append(f"{kind}: {entry.token} ({entry.shape}, {entry.retries}): {what}")
 
@@ -107,7 +107,7 @@ class Books:
             if entry is not None and entry.shape in EVERYWHERE and not entry.retries:
                 places[who[3]][who[1]].append(token)
         for token in began.keys() - self.entries.keys():
-            self.complain(Entry(token, "none", 0), "run, and never made")
+            self.report_error(Entry(token, "none", 0), "run, and never made")
         for entry in self.entries.values():
             self._audit_one(entry, began[entry.token], ended[entry.token])
         for ranks in places.values():
@@ -117,40 +117,42 @@ class Books:
                     filter(both.__contains__, here), filter(both.__contains__, there), strict=False
                 )
                 for one, other in itertools.islice((p for p in pairs if p[0] != p[1]), 1):
-                    self.complain(self.entries[one], f"another rank ran {other} then", "swapped")
+                    self.report_error(
+                        self.entries[one], f"another rank ran {other} then", "swapped"
+                    )
 
     def _audit_one(self, entry: Entry, began: list[Answer], ended: set[Answer]) -> None:
         if len(entry.outcomes) != 1:
             kind = "doubled" if entry.outcomes else "lost"
-            self.complain(entry, f"has the outcomes {entry.outcomes}", kind)
+            self.report_error(entry, f"has the outcomes {entry.outcomes}", kind)
             return
         if entry.told not in (None, 1):
             kind = "doubled" if entry.told else "lost"
-            self.complain(entry, f"its done-callback ran {entry.told} times", kind)
+            self.report_error(entry, f"its done-callback ran {entry.told} times", kind)
         for answer in entry.answers:
             if answer[0] != entry.token:
-                self.complain(entry, f"was answered with {answer}", "swapped")
+                self.report_error(entry, f"was answered with {answer}", "swapped")
             elif answer not in began:
-                self.complain(entry, f"{answer}, who never began it", "stale")
+                self.report_error(entry, f"{answer}, who never began it", "stale")
             elif entry.outcomes == ["ok"] and answer not in ended:
-                self.complain(entry, f"{answer}, who never ended it", "lost")
+                self.report_error(entry, f"{answer}, who never ended it", "lost")
         one = entry.shape in ("single", "pool", "stream")
         often = Counter(0 if one else rank for _, rank, _, _ in began)
         if max(often.values(), default=0) > entry.retries + 1:
-            self.complain(entry, f"was begun too often: {began}", "doubled")
+            self.report_error(entry, f"was begun too often: {began}", "doubled")
         whole = entry.shape in ("collective", "streams")
         if whole and not entry.retries and len({epoch for *_, epoch in began}) > 1:
-            self.complain(entry, f"ran in two epochs: {began}", "stale")
+            self.report_error(entry, f"ran in two epochs: {began}", "stale")
         if entry.outcomes == ["ok"]:
             ranks = [rank for _, rank, _, _ in entry.answers]
             if whole and len({epoch for *_, epoch in entry.answers}) > 1:
-                self.complain(entry, f"was answered from two epochs: {entry.answers}", "stale")
+                self.report_error(entry, f"was answered from two epochs: {entry.answers}", "stale")
             if entry.shape in ("collective", "gather"):
                 in_full = len(ranks) in SIZES and ranks == list(range(len(ranks)))
             else:
                 in_full = entry.shape not in ("single", "pool") or len(ranks) == 1
             if not in_full:
-                self.complain(entry, f"was answered by {ranks}", "lost")
+                self.report_error(entry, f"was answered by {ranks}", "lost")
 
 
 class Caller:
@@ -226,7 +228,7 @@ class Caller:
             entry, lambda: [self._ex.call("work", WAIT, self._work(entry), **terms, rank=rank)]
         )
         if any(answer[1] != rank for answer in entry.answers):
-            self._books.complain(entry, f"rank {rank} was called", "swapped")
+            self._books.report_error(entry, f"rank {rank} was called", "swapped")
 
     def _pool(self) -> None:
         made: list[tuple[Entry, Any]] = []
@@ -257,7 +259,7 @@ class Caller:
             ranks = {rank for rank, _ in taken}
             for rank in ranks:
                 if [item[1] for r, item in taken if r == rank] != list(range(count)):
-                    self._books.complain(entry, f"of {count} items came {taken}", "lost")
+                    self._books.report_error(entry, f"of {count} items came {taken}", "lost")
             return [item for _, item in taken]
 
         self._settle(entry, call)
@@ -276,7 +278,7 @@ class Caller:
             each = [(entry.token, 0.0, load) for load in loads]
             values = self._ex.scatter("work", args=each, **terms, timeout=WAIT)
             if [load for _, load in values] != loads:
-                self._books.complain(entry, f"{loads} came back as {values}", "swapped")
+                self._books.report_error(entry, f"{loads} came back as {values}", "swapped")
             return values
 
         self._settle(entry, call)
@@ -305,7 +307,7 @@ class Caller:
         entry.answers.extend(answer for answer, _ in values)
         backs = [back for _, back in values]
         if (load is not None and set(backs) != {load}) or (numbers not in (None, backs)):
-            self._books.complain(entry, f"came back with {str(backs)[:200]}", "lost")
+            self._books.report_error(entry, f"came back with {str(backs)[:200]}", "lost")
         entry.outcomes.append("ok")
 
     def _fail(self, entry: Entry, error: Exception, *, may_expire: bool = False) -> None:
@@ -313,13 +315,13 @@ class Caller:
         if isinstance(error, WorkerDied):
             if len(error.reports) != entry.retries + 1:
                 told = f"died with {len(error.reports)} reports, which are its attempts"
-                self._books.complain(entry, told)
+                self._books.report_error(entry, told)
         elif isinstance(error, CallTimeout):
             if not may_expire:
-                self._books.complain(entry, f"never came back: {error}", "hung")
+                self._books.report_error(entry, f"never came back: {error}", "hung")
         # A scatter for another size than the group has by now; a gather with a death in it.
         elif not isinstance(error, CancelledError | asyncio.CancelledError | SpecError | Partly):
-            self._books.complain(entry, f"raised {error!r}")
+            self._books.report_error(entry, f"raised {error!r}")
         entry.outcomes.append(outcome)
 
     async def run_async(self, over: threading.Event) -> None:

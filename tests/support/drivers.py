@@ -39,7 +39,7 @@ class Driver:
         self._lines = Lines(self.process.stdout.fileno())
         self.said: list[dict[str, Any]] = []
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Return the next thing that it says."""
         deadline = soon()
         while True:
@@ -50,7 +50,7 @@ class Driver:
 
     def expect(self, key: str) -> Any:
         """Return the value of the next line that has *key*."""
-        while key not in (said := self.hear()):
+        while key not in (said := self.receive()):
             pass
         return said[key]
 

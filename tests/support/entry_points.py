@@ -94,7 +94,7 @@ def drive(payload: bytes, fds: Mapping[str, int]) -> None:
     launcher = Launcher(loop, preload=())
     starter = Starter(launcher)
     worker = starter.start("beget", "daemon")
-    daemon = starter.line.hear()["pids"]["daemon"]
+    daemon = starter.line.receive()["pids"]["daemon"]
     helpers = [launcher._guardian.pid, launcher.zygote().pid]
     say(fds, pid=os.getpid(), pids=[*helpers, worker.pid, daemon])
     if b"end" not in payload:

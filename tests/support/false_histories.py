@@ -240,7 +240,7 @@ def never_healed(teller: Teller) -> None:
     teller.add(SteadyStateChecked, group="g", ok=False, detail="it was not whole after 60 s")
 
 
-def traffic_complained(teller: Teller) -> None:
+def traffic_failed(teller: Teller) -> None:
     teller.add(WorkloadFailed, error="AssertionError: 4 != 5")
 
 
@@ -282,7 +282,7 @@ def passed_over(teller: Teller) -> None:
     again(teller, lost)
 
 
-def unheard(teller: Teller) -> None:
+def unsettled_call(teller: Teller) -> None:
     """Both ranks answer a call that is made again for want of these answers."""
     lost = teller.issue(retries=1)
     wire = teller.send(lost)

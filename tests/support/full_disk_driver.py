@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoint_workers import Counter
-from tests.support.heard import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.rank_faults import kill
 
 from phalanx.actors import (
@@ -50,26 +50,26 @@ def main(disk: Path) -> dict[str, Any]:
             policy=RestartPolicy(intensity=Intensity(100, 60.0), report_dir=disk / "reports"),
         ) as ex,
     ):
-        heard = Heard(ex)
+        recorded = EventRecorder(ex)
         ex.collective_rpc("add", LONG)
-        heard.wait(1, CheckpointTaken)
+        recorded.wait(1, CheckpointTaken)
         fill(disk / "filler")
         told["answers"] = [ex.collective_rpc("add", LONG)[0] for _ in range(5)]
-        told["snapshots lost"] = len(heard.wait(10, CheckpointFailed))
+        told["snapshots lost"] = len(recorded.wait(10, CheckpointFailed))
         kill(ex, 0)
         told["after a death"] = ex.collective_rpc("get", LONG, retries=9)
-        told["reports lost"] = len(heard.wait(1, ReportNotWritten))
+        told["reports lost"] = len(recorded.wait(1, ReportNotWritten))
         told["reports known"] = len(ex.status().reports)
         told["no half files"] = [at.name for at in (disk / "reports").iterdir()] == []
 
         (disk / "filler").unlink()
         told["with room"] = ex.collective_rpc("add", LONG)
-        heard.wait(2, CheckpointTaken)
+        recorded.wait(2, CheckpointTaken)
         kill(ex, 1)
         told["after another"] = ex.collective_rpc("get", LONG, retries=9)
-        told["reports written"] = len(heard.wait(2, ReportWritten))
+        told["reports written"] = len(recorded.wait(2, ReportWritten))
         told["files"] = len(list((disk / "reports").iterdir()))
-        told["still lost"] = len(heard.every(ReportNotWritten))
+        told["still lost"] = len(recorded.every(ReportNotWritten))
     return told
 
 

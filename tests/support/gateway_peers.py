@@ -35,44 +35,46 @@ class Driver:
             runtime.loop, runtime.launcher, options, group="tp", on_event=self.events.put
         )
         self.arena = Arena.create()
-        self.berths: list[Berth] = []
+        self.slots: list[Slot] = []
 
-    def berth(self, where: int | None = None) -> Berth:
+    def add_rank(self, where: int | None = None) -> Slot:
         """Make room for a rank, on a machine of its own by default."""
         self.gateway.open()
-        where = len(self.berths) if where is None else where
+        where = len(self.slots) if where is None else where
         channel = SocketChannel.create(self.arena, 1)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = {**channel.child_fds(), "control": theirs.fileno()}
         number = self.gateway.add_rank(where, fds)
-        posting = Posting(self.gateway.invite(where), number)
+        address = RankAddress(self.gateway.invite(where), number)
         theirs.close()
         channel.close_child_ends()
-        self.berths.append(Berth(channel, ours, posting))
-        return self.berths[-1]
+        self.slots.append(Slot(channel, ours, address))
+        return self.slots[-1]
 
     def close(self) -> None:
-        for berth in self.berths:
-            berth.close()
+        for slot in self.slots:
+            slot.close()
         self.gateway.close()
         self.arena.close()
 
 
 @dataclass(frozen=True)
-class Posting:
+class RankAddress:
     """How one rank is reached."""
 
     invitation: Invitation
     number: int
 
 
-class Berth:
+class Slot:
     """What the driver holds of one rank."""
 
-    def __init__(self, channel: SocketChannel, control: socket.socket, posting: Posting) -> None:
+    def __init__(
+        self, channel: SocketChannel, control: socket.socket, address: RankAddress
+    ) -> None:
         self.channel = channel
         self.control = control
-        self.posting = posting
+        self.address = address
         self._open = True
 
     def call(self, number: int, *, collective: bool = True) -> None:
@@ -110,7 +112,7 @@ class Rank:
 
     def __init__(
         self,
-        posting: Posting,
+        address: RankAddress,
         *,
         secret: bytes | None = None,
         route: bytes | None = None,
@@ -118,7 +120,7 @@ class Rank:
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
-        known = posting.invitation
+        known = address.invitation
         key = z85.encode(known.secret if secret is None else secret)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -129,14 +131,14 @@ class Rank:
         self.socket.connect(known.endpoint)
         self.arena = Arena.create()
         self.link = Link(self.post, 0.0)
-        self.line = Line(posting.number, self.arena)
+        self.line = Line(address.number, self.arena)
         self.shared = Line(BODIES, self.arena)
         for line in (self.line, self.shared):
             line.attach(self.link)
         self.bodies: dict[int, Payload] = {}
         if says_open:
             self.line.say(Say.OPEN, now=0.0)
-            assert self.hears(Say.BEAT)
+            assert self.receives(Say.BEAT)
 
     def post(self, parts: Sequence[bytes | memoryview]) -> None:
         self.socket.send_multipart(parts)
@@ -154,7 +156,7 @@ class Rank:
             self.link.beat(0.0)
         return None
 
-    def hears(self, what: Say) -> bool:
+    def receives(self, what: Say) -> bool:
         while self.socket.poll(int(LONG * 1000)):
             said = self._take()
             if isinstance(said, tuple) and said[0] is what:
@@ -163,7 +165,7 @@ class Rank:
 
     def _take(self) -> Delivery | tuple[Say, int, int] | None:
         parts = [memoryview(part) for part in self.socket.recv_multipart()]
-        if self.link.hear(parts, 0.0) != BODIES:
+        if self.link.note_received(parts, 0.0) != BODIES:
             return self.line.take(parts)
         what = self.shared.take(parts)
         if not isinstance(what, Delivery):
@@ -219,4 +221,4 @@ def listening(pid: int) -> set[str]:
     return found
 
 
-Joined = Callable[[Driver], tuple[Berth, Rank]]
+Joined = Callable[[Driver], tuple[Slot, Rank]]

@@ -58,7 +58,7 @@ def churn(_argument: str) -> None:
             starter.start("beget", "daemon", method="exec"),
         ]
         for _ in workers:
-            starter.line.hear()
+            starter.line.receive()
         say(round=True)
         for worker in workers:
             worker.kill_tree(soon())
@@ -68,7 +68,7 @@ def churn(_argument: str) -> None:
 def stay(_argument: str) -> None:
     driver = Driver()
     worker = driver.starter.start("beget", "daemon hold_gil")
-    daemon = driver.starter.line.hear()["pids"]["daemon"]
+    daemon = driver.starter.line.receive()["pids"]["daemon"]
     say(worker=worker.pid, daemon=daemon, **driver.helpers())
     wait_for_ever()
 
@@ -79,7 +79,7 @@ def two_zygotes(_argument: str) -> None:
     zygotes: list[int | None] = []
     for preload in ((), ("json",)):
         driver.starter.start("beget", "daemon", preload=preload)
-        driver.starter.line.hear()
+        driver.starter.line.receive()
         zygotes.append(driver.launcher.zygote(preload).pid)
     say(guardian=driver.launcher._guardian.pid, zygotes=zygotes)
     wait_for_ever()
@@ -98,7 +98,7 @@ def held_open(_argument: str) -> None:
     """Stay, while a child that Python knows nothing of holds every descriptor."""
     driver = Driver()
     worker = driver.starter.start("stay")
-    driver.starter.line.hear()
+    driver.starter.line.receive()
     child = ctypes.CDLL(None).fork()
     if child == 0:
         wait_for_ever()
@@ -110,14 +110,14 @@ def replaced(_argument: str) -> None:
     """Become another program, as ``os.exec`` does."""
     driver = Driver()
     driver.starter.start("beget", "daemon")
-    driver.starter.line.hear()
+    driver.starter.line.receive()
     os.execv("/bin/sleep", ["sleep", "1000"])
 
 
 def exits_while_stopped(_argument: str) -> None:
     driver = Driver()
     worker = driver.starter.start("stay")
-    driver.starter.line.hear()
+    driver.starter.line.receive()
     say(worker=worker.pid)
     assert worker.wait(soon())
     assert worker.status is not None
@@ -148,7 +148,7 @@ def _targets(fds: list[int]) -> dict[int, str]:
 def forks(_argument: str) -> None:
     driver = Driver()
     worker = driver.starter.start("stay")
-    driver.starter.line.hear()
+    driver.starter.line.receive()
     owned: set[Any] = set(descriptors._owned)
     fds = _targets([entry if isinstance(entry, int) else entry.fileno() for entry in owned])
     assert len(fds) >= 7, fds  # the loop's two, two for each helper, the worker's one
@@ -175,7 +175,7 @@ def first_process(_argument: str) -> None:
     driver = Driver()
     for method in ("zygote", "exec"):
         worker = driver.starter.start("beget", "daemon orphan session", method=method)
-        driver.starter.line.hear()
+        driver.starter.line.receive()
         fell = driver.starter.start("fall", int(signal.SIGTERM), method=method)
         assert fell.wait(soon())
         assert fell.status is not None

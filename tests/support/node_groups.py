@@ -28,13 +28,13 @@ QUICK = NodeLimits(lease=3.0, wait=20.0, join=20.0, leave=20.0)
 class Told:
     """A listener that keeps each event, with the time."""
 
-    def __init__(self, patience: float = LONG) -> None:
+    def __init__(self, event_timeout: float = LONG) -> None:
         self.all: list[tuple[str, int, Any, float]] = []
-        self._patience = patience
+        self._event_timeout = event_timeout
         self._news = threading.Condition()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return partial(self._hear, name)
+        return partial(self._on_event, name)
 
     def of(self, what: str, number: int | None = None) -> list[tuple[Any, float]]:
         return [(x, at) for w, n, x, at in self.all if w == what and number in (None, n)]
@@ -43,12 +43,12 @@ class Told:
         """Return the last of *count* things of that name, and when it was told."""
         with self._news:
             enough = self._news.wait_for(
-                lambda: len(self.of(what, number)) >= count, self._patience
+                lambda: len(self.of(what, number)) >= count, self._event_timeout
             )
             assert enough, f"no {what} of {number}: {self.all}"
         return self.of(what, number)[count - 1]
 
-    def _hear(self, what: str, *told: Any) -> None:
+    def _on_event(self, what: str, *told: Any) -> None:
         """Keep a message under its own name, and what is said of no node under -1."""
         name = type(told[1]).__name__ if what == "received" else what
         number = told[0] if told and isinstance(told[0], int) else -1
@@ -61,7 +61,7 @@ class NodeGroup:
     """An owner and its gateway, with any engine.
 
     Args:
-        patience: Seconds to wait for what is told.
+        event_timeout: Seconds to wait for what is told.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class NodeGroup:
         engine: Engine,
         limits: NodeLimits,
         options: Zmq,
-        patience: float = LONG,
+        event_timeout: float = LONG,
     ) -> None:
-        self.told = Told(patience)
+        self.told = Told(event_timeout)
         self.gateway: NodeGateway
 
         def gateway(owner: NodeOwner) -> NodeGateway:

@@ -144,17 +144,17 @@ def late_answers(patch: pytest.MonkeyPatch, *, checked: bool) -> None:
     arrive = CallPlane._arrive
     latest: dict[tuple[int, int], tuple[int, Frame]] = {}
 
-    def late(self: Any, seat: Any, frame: Any) -> None:
+    def late(self: Any, slot: Any, frame: Any) -> None:
         if type(frame) is Frame and frame.kind == Kind.REPLY and frame.body:
-            where = id(self), seat.rank
-            incarnation, old = latest.get(where, (seat.incarnation, frame))
+            where = id(self), slot.rank
+            incarnation, old = latest.get(where, (slot.incarnation, frame))
             copy = (frame.kind, frame.flags, frame.epoch, frame.call_id)
-            latest[where] = seat.incarnation, Frame(*copy, 0, frame.extra, bytes(frame.body))
-            if incarnation != seat.incarnation:
+            latest[where] = slot.incarnation, Frame(*copy, 0, frame.extra, bytes(frame.body))
+            if incarnation != slot.incarnation:
                 stale = incarnation if checked else Unchecked(incarnation)
                 again = (old.kind, old.flags, old.epoch, frame.call_id, stale, old.extra, old.body)
-                arrive(self, seat, Frame(*again))
-        arrive(self, seat, frame)
+                arrive(self, slot, Frame(*again))
+        arrive(self, slot, frame)
 
     patch.setattr(CallPlane, "_arrive", late)
 
@@ -168,11 +168,11 @@ def lost_call(patch: pytest.MonkeyPatch) -> None:
     send = Sender._send_one
     numbers = itertools.count(1)
 
-    def losing_one(self: Any, call: Any, payload: Any, seats: Any, flags: int) -> None:
+    def losing_one(self: Any, call: Any, payload: Any, slots: Any, flags: int) -> None:
         if next(numbers) == 20:
-            seats = tuple(seats)[1:]
-        if seats:
-            send(self, call, payload, seats, flags)
+            slots = tuple(slots)[1:]
+        if slots:
+            send(self, call, payload, slots, flags)
 
     patch.setattr(Sender, "_send_one", losing_one)
 
@@ -206,7 +206,7 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = decide._resume
-    land = Membership.land
+    commit = Membership.commit_launch
     started: list[tuple[Any, Any]] = []  # each with the membership that has to release it
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
@@ -216,10 +216,10 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def noted(self: Any, launch: Any) -> bool:
         started.extend((self, worker) for worker in launch.workers)
-        return land(self, launch)
+        return commit(self, launch)
 
     patch.setattr(decide, "_resume", early)
-    patch.setattr(Membership, "land", noted)
+    patch.setattr(Membership, "commit_launch", noted)
 
     def clear() -> None:
         """Give back what the group has forgotten: a worker, or a channel behind its successor's."""

@@ -47,7 +47,7 @@ class Line:
         self.read, self.write = os.pipe()
         self._lines = Lines(self.read)
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Return the next thing said."""
         said: dict[str, Any] = json.loads(self._lines.next(soon()))
         return said

@@ -10,7 +10,7 @@ from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.cluster.ray.options import Ray
 from phalanx.runtime import EventLoop, Launcher, Zmq, process_tree, procfs
 
-PATIENCE = 150.0  # seconds
+EVENT_TIMEOUT = 150.0  # seconds
 SLOW = NodeLimits(lease=QUICK.lease, wait=120.0, join=60.0, leave=30.0)
 """Limits for a machine on which Ray starts a process in ten seconds."""
 
@@ -31,7 +31,7 @@ class RayGroup(NodeGroup):
         self.ray = Ray(address=address, **options).engine(loop, gpus_per_rank=gpus_per_rank)
         self.cluster = self.ray.open()
         host = Zmq(bind=f"tcp://{self.cluster.address}")
-        super().__init__(loop, launcher, self.ray, limits, host, patience=PATIENCE)
+        super().__init__(loop, launcher, self.ray, limits, host, event_timeout=EVENT_TIMEOUT)
 
     def processes(self, number: int) -> dict[int, Any]:
         greeting, _ = self.told.wait("admitted", number)

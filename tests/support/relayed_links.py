@@ -55,8 +55,8 @@ def _is_ours(task: procfs.Task, tasks: dict[int, procfs.Task]) -> bool:
 
 def wait_running(ex: Executor[Any], *ranks: int) -> None:
     """Wait until *ranks* have been handed a call."""
-    seats = ex._group.plane._table.by_rank
-    wait_until(lambda: all((s := seats[rank]) and s.channel.page.begun for rank in ranks))
+    slots = ex._group.plane._table.by_rank
+    wait_until(lambda: all((s := slots[rank]) and s.channel.page.begun for rank in ranks))
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -62,7 +62,7 @@ class Echo(pykka.ThreadingActor):
         return message
 
 
-class Puppet:
+class ScriptedChild:
     """A child whose every move the test makes."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def stop_every_actor(how: Literal["stop_all", "SystemExit"]) -> None:
     if how == "stop_all":
         assert pykka.ActorRegistry.stop_all(block=True, timeout=LIMIT)
         return
-    stranger = Exits.start()
+    unrelated = Exits.start()
     (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
-    stranger.tell("exit")
+    unrelated.tell("exit")
     thread.join(LIMIT)

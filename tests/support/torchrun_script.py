@@ -127,11 +127,11 @@ def leaves(folder: str) -> None:
 def waits(folder: str) -> None:
     """Wait for signals, for ever."""
 
-    def heard(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         note(folder, signal.Signals(number).name)
         sys.exit(0)
 
-    signal.signal(signal.SIGTERM, heard)
+    signal.signal(signal.SIGTERM, on_signal)
     say("waits")
     while True:
         signal.pause()
@@ -140,11 +140,11 @@ def waits(folder: str) -> None:
 def saves(folder: str) -> None:
     """Fail on rank 1 in the first round; handle the SIGTERM that follows on the other."""
 
-    def heard(_number: int, _frame: object) -> None:
+    def on_signal(_number: int, _frame: object) -> None:
         note(folder, "saved")
         sys.exit(0)
 
-    signal.signal(signal.SIGTERM, heard)
+    signal.signal(signal.SIGTERM, on_signal)
     if ROUND:
         return
     if RANK == 0:

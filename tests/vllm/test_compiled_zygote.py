@@ -8,7 +8,7 @@ from tests.support.programs import run_python
 _STEP = """
 import os
 import torch
-import phalanx.integrations.vllm.worker.warmth
+import phalanx.integrations.vllm.worker.warm_start
 from vllm.model_executor.layers.vocab_parallel_embedding import get_masked_input_and_mask
 from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 
@@ -28,7 +28,7 @@ print("threads", tasks)
 """
 
 _KERNELS = """
-import phalanx.integrations.vllm.worker.warmth
+import phalanx.integrations.vllm.worker.warm_start
 from vllm import plugins
 from vllm.platforms import current_platform
 from vllm.triton_utils.dispatcher import KernelOverride

@@ -294,12 +294,12 @@ def run_interrupted(act: Callable[[], object], interrupt: Callable[[], object]) 
 
 
 def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     ended = threading.Event()
 
-    class Hearing(ProtectedActor):
-        def hear(self, message: str, /) -> None:
-            heard.append(message)
+    class MessageRecorder(ProtectedActor):
+        def on_message(self, message: str, /) -> None:
+            received.append(message)
             if message == "end":
                 self.stop()
                 ended.set()
@@ -307,13 +307,13 @@ def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() 
         def failed(self, error: BaseException, /) -> None:
             raise error
 
-    actor = Hearing.start()
+    actor = MessageRecorder.start()
     run_interrupted(lambda: actor.tell("outer"), lambda: actor.tell("inner"))
 
     actor.tell("end")
     assert ended.wait(WAIT)
-    assert heard.count("outer") == 1
-    assert "inner" in heard
+    assert received.count("outer") == 1
+    assert "inner" in received
 
 
 def test_a_call_may_be_settled_while_its_future_is_being_made() -> None:

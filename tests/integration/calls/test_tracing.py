@@ -294,10 +294,10 @@ def test_a_second_death_belongs_to_the_restart_that_is_under_way(
     report = CrashReport.of(labels, ExitReason(ExitKind.KILLED), at="now", at_monotonic=0.0)
 
     first = of(0)
-    told.hear(WorkerCrashed(report=report, at=0.0))
+    told.on_event(WorkerCrashed(report=report, at=0.0))
     second = of(1)
-    told.hear(WorkerCrashed(report=report, at=0.0))
-    told.hear(GroupUp(group="g", epoch=2, world_size=2, took=1.0, at=1.0))
+    told.on_event(WorkerCrashed(report=report, at=0.0))
+    told.on_event(GroupUp(group="g", epoch=2, world_size=2, took=1.0, at=1.0))
 
     restart = awaited(spans, "W restart")
     assert [link.context for link in restart.links] == [first, second]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.checkpoint_workers import Counter, Holder, Resharder
-from tests.support.heard import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
@@ -75,7 +75,7 @@ def test_every_answered_call_is_in_the_state_that_is_given_back(
 ) -> None:
     folder = None if where == "memory" else tmp_path / "states"
     ex = make(checkpoint=CheckpointPolicy(every_calls=1, where=folder))
-    restored = Heard(ex, CheckpointRestored)
+    restored = EventRecorder(ex, CheckpointRestored)
     add(ex, 3)
 
     die(ex, 1)
@@ -138,7 +138,7 @@ def test_a_pool_of_replicas_counts_every_job_once(make: Make) -> None:
 
 def test_under_rest_for_one_all_ranks_store_their_state_with_the_same_call(make: Make) -> None:
     ex = make(world_size=3, strategy=Strategy.REST_FOR_ONE)
-    taken = Heard(ex, CheckpointTaken)
+    taken = EventRecorder(ex, CheckpointTaken)
 
     add(ex)
     ex.call("add", LONG, rank=2)
@@ -166,7 +166,7 @@ def test_a_spare_is_given_back_the_state_of_the_rank_whose_place_it_takes(make: 
 
 def test_it_is_taken_by_time(make: Make) -> None:
     ex = make(checkpoint=CheckpointPolicy(every_seconds=0.05))
-    taken = Heard(ex, CheckpointTaken)
+    taken = EventRecorder(ex, CheckpointTaken)
     add(ex)
 
     assert taken.wait()[0].took < LONG
@@ -217,7 +217,7 @@ def test_no_more_is_kept_than_was_asked_for(make: Make, tmp_path: Path, transpor
     # From elsewhere a snapshot comes into memory that is not one file for each.
     for where in (None, folder) if transport == "local" else (folder,):
         ex = make(checkpoint=CheckpointPolicy(every_calls=1, keep=3, where=where))
-        taken = Heard(ex, CheckpointTaken)
+        taken = EventRecorder(ex, CheckpointTaken)
         before = memory_files()
         add(ex, 10)
         taken.wait(10)
@@ -288,7 +288,7 @@ def test_the_last_good_one_is_used_where_the_newest_is_torn_altered_or_missing(
 def test_damage_that_is_found_while_it_runs_costs_no_restart(make: Make, tmp_path: Path) -> None:
     folder = tmp_path / "states"
     ex = make(checkpoint=CheckpointPolicy(every_calls=1, where=folder))
-    rejected = Heard(ex, CheckpointRejected)
+    rejected = EventRecorder(ex, CheckpointRejected)
     add(ex, 2)
     max(folder.iterdir()).write_bytes(b"torn")
 
@@ -306,7 +306,7 @@ def test_a_folder_that_is_removed_while_it_runs_costs_the_snapshots_and_no_call(
 ) -> None:
     folder = tmp_path / "states"
     ex = make(strategy=strategy, checkpoint=CheckpointPolicy(every_calls=1, where=folder))
-    failed = Heard(ex, CheckpointFailed)
+    failed = EventRecorder(ex, CheckpointFailed)
     add(ex)
     ex.checkpoint(timeout=LONG)
 
@@ -386,7 +386,7 @@ def test_a_state_that_cannot_be_taken_costs_that_snapshot_only(
     wrong: Make, when: Path, how: str
 ) -> None:
     ex = wrong("checkpoint", how, 1)
-    failed = Heard(ex, CheckpointFailed)
+    failed = EventRecorder(ex, CheckpointFailed)
     add(ex)
     before = ex.status().checkpoint
     when.touch()
@@ -456,7 +456,7 @@ def test_a_state_that_cannot_be_restored_gives_way_to_an_older_one(
     wrong: Make, when: Path, how: str, given_back: int
 ) -> None:
     ex = wrong("restore", how, 1)
-    rejected = Heard(ex, CheckpointRejected)
+    rejected = EventRecorder(ex, CheckpointRejected)
     add(ex, 3)
     when.touch()
 
@@ -486,7 +486,7 @@ def test_a_restore_that_never_works_ends_the_group_and_never_begins_anew(
 
 def test_a_restore_that_hangs_is_ended_by_the_start_timeout(wrong: Make, when: Path) -> None:
     ex = wrong("restore", "hang", 0, limits=Limits(start=2.0))
-    rejected = Heard(ex, CheckpointRejected)
+    rejected = EventRecorder(ex, CheckpointRejected)
     add(ex, 2)
     when.touch()
 

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.checkpoints.test_checkpoints import LONG, add, die, states
 from tests.integration.recovery.test_executor_trees import executor
 from tests.support.checkpoint_workers import Bounded, Counter, KeptCounter
-from tests.support.heard import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed
@@ -120,7 +120,7 @@ def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: 
     with pytest.raises(KeyError):
         ex.collective_rpc("add_and_raise", LONG, (KeyError("not so bad"),))
     # The first to raise has ended the call; the other may have yet to begin it.
-    wait_until(lambda: not any(seat.sent for seat in ex._group.plane._table))
+    wait_until(lambda: not any(slot.sent for slot in ex._group.plane._table))
     die(ex, 0)
 
     assert [count for count, _, _ in states(ex)] == [2, 2]
@@ -176,7 +176,7 @@ def test_two_trees_of_one_spec_leave_each_other_alone_and_keep_their_states_apar
 def test_a_full_disk_costs_snapshots_and_nothing_else(make: Make, tmp_path: Path) -> None:
     folder = tmp_path / "states"
     ex = make(Bounded, checkpoint=CheckpointPolicy(every_calls=1, where=folder))
-    failed = Heard(ex, CheckpointFailed)
+    failed = EventRecorder(ex, CheckpointFailed)
     ex.collective_rpc("add", LONG)
     ex.collective_rpc("fill_disk", LONG)
 

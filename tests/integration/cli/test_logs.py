@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from phalanx.cli.driver_selection import choose
 from phalanx.cli.logs import add_arguments, is_wanted
-from phalanx.cli.select_driver import choose
 from phalanx.runtime import DriverStream
 from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process.launcher import Launcher

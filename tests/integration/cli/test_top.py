@@ -187,7 +187,7 @@ def test_the_live_view_ends_with_the_driver() -> None:
 def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("phalanx.runtime.observe.status._PATIENCE", 0.5)
+    monkeypatch.setattr("phalanx.runtime.observe.status._PICTURE_TIMEOUT", 0.5)
 
     wrong: tuple[Any, ...] = main(["top", "yours", "--once"]), *capsys.readouterr()
     listed: tuple[Any, ...] = main(["top", "--list"]), *capsys.readouterr()

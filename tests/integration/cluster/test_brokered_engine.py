@@ -67,7 +67,7 @@ def test_what_the_broker_tells_is_told_of_its_node(engine: BrokeredEngine, told:
         ("refused", "10.0.0.9", "it is no kettle"),
         ("started", 7, "key of 7"),
         ("unreached", 7, "it is behind a wall"),
-        ("doubted", 7, "it hums"),
+        ("suspect_reported", 7, "it hums"),
         ("gone", 7, "it boiled", True),
     ]
     assert engine.shortage() == "there are 3 kettles"

@@ -18,11 +18,11 @@ from tests.support.workers import Echo
 
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.errors import NoNode, RuntimeFault, StartFailed
-from phalanx.runtime import Runtime, StrangerRefused, procfs
+from phalanx.runtime import PeerRejected, Runtime, procfs
 
 OTHER_VERSION = (
-    "import sys; from phalanx.cli import main; from phalanx.cluster.link import greeting;"
-    "greeting._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
+    "import sys; from phalanx.cli import main; from phalanx.cluster.link import handshake;"
+    "handshake._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
 )
 
 
@@ -142,8 +142,8 @@ def test_another_key_and_other_versions_are_refused_on_both_sides_and_the_next_o
     assert [wrong.ended(), other.ended()] == [1, 1]
     assert wrong.says("has another key")
     assert other.says("has phalanx 9.9, and the driver")
-    wait_until(lambda: len(site.of(StrangerRefused)) >= 2)
-    whys = " ".join(each.why for each in site.of(StrangerRefused))
+    wait_until(lambda: len(site.of(PeerRejected)) >= 2)
+    whys = " ".join(each.why for each in site.of(PeerRejected))
     assert "has another key" in whys
     assert "has phalanx 9.9" in whys
     assert group.collective_rpc("rank") == [0]
@@ -155,15 +155,15 @@ def test_another_key_and_other_versions_are_refused_on_both_sides_and_the_next_o
     assert site.command_of(0) is spare
 
 
-def test_strangers_that_say_nothing_or_noise_keep_no_machine_away(
+def test_unknown_peers_that_say_nothing_or_noise_keep_no_machine_away(
     site: Site, runtime: Runtime
 ) -> None:
     site.join()
     group = site.group(Echo, 1, runtime, spare_nodes=1)
-    with contextlib.ExitStack() as strangers:
+    with contextlib.ExitStack() as unknown:
         for number in range(100):
             raw = socket.create_connection((site.host, site.port), LONG)
-            strangers.enter_context(raw)
+            unknown.enter_context(raw)
             if number % 2:
                 raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
 
@@ -202,7 +202,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed(
 ) -> None:
     command = site.join()
     driver = drive("joined_driver", str(site.port), str(site.key))
-    assert driver.hear() == {"ranks": [0, 1]}
+    assert driver.receive() == {"ranks": [0, 1]}
     assert len(command.processes()) > 5
 
     os.kill(driver.process.pid, signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_a_command_whose_driver_is_lost_without_a_word_ends_its_ranks_and_waits_
 ) -> None:
     command = site.join()
     driver = drive("joined_driver", str(site.port), str(site.key))
-    assert driver.hear() == {"ranks": [0, 1]}
+    assert driver.receive() == {"ranks": [0, 1]}
     short = site.join(wait=8.0)
     wait_until(lambda: short.says("joined"))
 

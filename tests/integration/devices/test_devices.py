@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.device_pools import lease_of
-from tests.support.heard import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill, telling, wait_for_view
 from tests.support.workers import Echo
@@ -69,7 +69,7 @@ class HeldByProcess(FakeGpus):
 def test_a_grandchild_that_keeps_the_device_open_goes_with_its_rank(make: Make) -> None:
     gpus = HeldByProcess(1)
     ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.pid = ex.call("grandchild", LONG, kwargs={"daemon": True}, rank=0)
     assert gpus.used_bytes(gpus.uuid(0))
 
@@ -77,19 +77,19 @@ def test_a_grandchild_that_keeps_the_device_open_goes_with_its_rank(make: Make) 
 
     assert seen(ex) == gpus.uuid(0)
     assert not gpus.used_bytes(gpus.uuid(0))
-    assert not heard.every(DeviceQuarantined)
+    assert not recorded.every(DeviceQuarantined)
 
 
 def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:
     gpus = FakeGpus(2)
     ex = make(devices=DevicePool.of("auto", 1, gpus, {}, release_timeout=0.05))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)
 
     assert seen(ex) == gpus.uuid(1)
-    told = heard.wait(kind=DeviceQuarantined)[0]
+    told = recorded.wait(kind=DeviceQuarantined)[0]
     assert (told.device, told.cause) == (gpus.uuid(0), "memory")
     first = ex.status().devices[0]
     assert (first.state, first.reason) == ("quarantined", told.reason)
@@ -103,10 +103,10 @@ def test_a_group_without_a_device_waits_for_one_or_the_users_word_and_goes_on(
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
     ex = make(devices=Devices(names=pool, timeout=None))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
-    waited = heard.wait(kind=DeviceAwaited)[0]
+    waited = recorded.wait(kind=DeviceAwaited)[0]
 
     if why == "user":
         pool.restore(0)
@@ -114,7 +114,7 @@ def test_a_group_without_a_device_waits_for_one_or_the_users_word_and_goes_on(
         gpus.use(gpus.uuid(0), 0)
 
     assert seen(ex) == gpus.uuid(0)
-    assert heard.wait(kind=DeviceRestored)[0].why == why
+    assert recorded.wait(kind=DeviceRestored)[0].why == why
     assert "not released in time" in waited.reason
     assert waited.timeout is None
 
@@ -159,13 +159,13 @@ def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: 
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.5)
     ex = make(devices=Devices(names=pool, timeout=0.4))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)
     call = ex.call("echo", non_block=True, rank=0)
 
-    assert "not released in time" in heard.wait(kind=DeviceAwaited)[0].reason
+    assert "not released in time" in recorded.wait(kind=DeviceAwaited)[0].reason
     with pytest.raises(WorkerDied, match="it has waited for devices.timeout=0.4 s") as caught:
         call.result(LONG)
     assert isinstance(caught.value.__cause__, NoDevice)
@@ -175,10 +175,10 @@ def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
     ex = make(world_size=2, devices=Devices(names=pool, timeout=None))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
-    heard.wait(kind=DeviceAwaited)
+    recorded.wait(kind=DeviceAwaited)
 
     ex.close()
 
@@ -191,10 +191,10 @@ def test_a_death_while_another_rank_waits_for_a_device_is_mended_alone(make: Mak
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
     ex = make(world_size=2, devices=Devices(names=pool, timeout=None))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 0)
-    heard.wait(kind=DeviceAwaited)
+    recorded.wait(kind=DeviceAwaited)
 
     kill(ex, 1)
 
@@ -210,10 +210,10 @@ def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make
     ex = make(
         world_size=2, devices=Devices(names=pool, timeout=None), strategy=Strategy.ONE_FOR_ALL
     )
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 1)
-    waited = heard.wait(kind=DeviceAwaited)[0]
+    waited = recorded.wait(kind=DeviceAwaited)[0]
 
     pool.give_back(other)
 
@@ -230,29 +230,29 @@ def test_a_device_that_one_group_finds_lost_moves_the_ranks_of_every_group_and_s
     pool = DevicePool.of("auto", 1, gpus, {})
     groups = [make(devices=Devices(names=pool, per_rank=0.5)) for _ in range(2)]
     assert {seen(ex) for ex in groups} == {gpus.uuid(0)}
-    heard = [Heard(ex) for ex in groups]
+    recorded = [EventRecorder(ex) for ex in groups]
 
     gpus.lose(gpus.uuid(0))
     groups[0]._group.post(groups[0]._group.actor.look_at_devices)
-    for each in heard:
+    for each in recorded:
         each.wait(kind=WorkerCrashed)  # until then it may answer on the device that is lost
 
     assert {seen(ex) for ex in groups} == {gpus.uuid(1)}
     for ex in groups:
         reason = str(ex.status().reports[-1].reason)
         assert reason.startswith(f"crash (device {gpus.uuid(0)}: NVML has lost it")
-    told = heard[0].wait(kind=DeviceQuarantined)[0]
+    told = recorded[0].wait(kind=DeviceQuarantined)[0]
     assert told.holders == tuple(f"{ex.name}/0" for ex in groups)
 
 
 def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(make: Make) -> None:
     gpus = FakeGpus(2)
     ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
 
     gpus.report_xid(gpus.uuid(0), 94)
     ex._group.post(ex._group.actor.look_at_devices)
-    heard.wait(kind=DeviceQuarantined)
+    recorded.wait(kind=DeviceQuarantined)
 
     assert (seen(ex), ex.status().restarts) == (gpus.uuid(0), 0)
     kill(ex)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 def test_a_driver_killed_at_any_moment_leaves_nothing(drive: Any, seed: int) -> None:
     memory = shared_memory.names()
     driver = drive("launching_driver", "churn")
-    driver.hear()
+    driver.receive()
 
     # From the first start to well into the third round.
     time.sleep(random.Random(seed).uniform(0.0, 1.5))
@@ -41,7 +41,7 @@ def test_a_guardian_killed_in_the_middle_of_a_kill_leaves_nothing_stopped(
     drive: Any, victim: str
 ) -> None:
     driver = drive("launching_driver", "stay")
-    said = driver.hear()
+    said = driver.receive()
     guardian = said["guardian"]
     children = Path(f"/proc/{guardian}/task/{guardian}/children")
 
@@ -49,8 +49,8 @@ def test_a_guardian_killed_in_the_middle_of_a_kill_leaves_nothing_stopped(
     deadline = time.monotonic() + LONG
     while (task := procfs.read(said["daemon"])) is not None and task.state not in "TZ":
         assert time.monotonic() < deadline  # no pause: it is stopped for some milliseconds
-    doomed = [guardian] if victim == "guardian" else map(int, children.read_text().split())
-    for pid in doomed:
+    targets = [guardian] if victim == "guardian" else map(int, children.read_text().split())
+    for pid in targets:
         os.kill(pid, signal.SIGKILL)
     driver.kill()
 
@@ -62,7 +62,7 @@ def test_two_zygotes_end_the_tree_of_a_driver_that_is_killed_with_its_guardian(
     drive: Any, one_is_stopped: bool
 ) -> None:
     driver = drive("launching_driver", "two_zygotes")
-    said = driver.hear()
+    said = driver.receive()
 
     if one_is_stopped:
         stopped = said["zygotes"][0]
@@ -82,7 +82,7 @@ def test_a_zygote_that_imports_ends_with_driver_and_guardian(drive: Any, tmp_pat
         f"import ctypes\nopen({str(begun)!r}, 'w').close()\nctypes.PyDLL(None).sleep(600)\n"
     )
     driver = drive("launching_driver", "imports", str(tmp_path))
-    guardian = driver.hear()["guardian"]
+    guardian = driver.receive()["guardian"]
     begun.read_text()  # it holds the interpreter lock from now on
 
     driver.send(signal.SIGSTOP)
@@ -136,7 +136,7 @@ def test_a_driver_with_hostile_surroundings_works_or_says_what_it_lacks(
 
 def test_a_child_that_holds_every_descriptor_open_deceives_nobody(drive: Any) -> None:
     driver = drive("launching_driver", "held_open")
-    said = driver.hear()
+    said = driver.receive()
 
     driver.kill()
     driver.assert_gone(said["user"])
@@ -156,7 +156,7 @@ def test_a_driver_that_becomes_another_program_leaves_its_tree_behind_dead(drive
 
 def test_a_death_during_a_pause_of_the_driver_is_told_after_it(drive: Any) -> None:
     driver = drive("launching_driver", "exits_while_stopped")
-    worker = driver.hear()["worker"]
+    worker = driver.receive()["worker"]
 
     driver.send(signal.SIGSTOP)
     wait_until(lambda: (task := procfs.read(driver.process.pid)) and task.state == "T")
@@ -164,7 +164,7 @@ def test_a_death_during_a_pause_of_the_driver_is_told_after_it(drive: Any) -> No
     wait_until(lambda: not is_alive(worker))
     driver.send(signal.SIGCONT)
 
-    assert driver.hear() == {"signal": signal.SIGTERM}
+    assert driver.receive() == {"signal": signal.SIGTERM}
     assert driver.wait() == 0
     driver.assert_gone()
 
@@ -172,7 +172,7 @@ def test_a_death_during_a_pause_of_the_driver_is_told_after_it(drive: Any) -> No
 def test_a_forked_child_of_the_driver_can_harm_no_process(drive: Any) -> None:
     driver = drive("launching_driver", "forks")
 
-    assert driver.hear() == {"ok": True}
+    assert driver.receive() == {"ok": True}
     assert driver.wait() == 0
     driver.assert_gone()
 
@@ -186,7 +186,7 @@ def test_a_driver_can_be_the_first_process_of_a_container(drive: Any) -> None:
         pytest.skip("making a PID namespace is not permitted here")
     driver = drive("launching_driver", "first_process", prefix=unshare)
 
-    assert driver.hear() == {"ok": True}
+    assert driver.receive() == {"ok": True}
     assert driver.wait() == 0
     driver.assert_gone()
 

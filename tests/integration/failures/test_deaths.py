@@ -126,9 +126,9 @@ def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
     here.touch()
     ex.scatter("gated", args=[(str(here),), (str(gate),), (str(gate),)], non_block=True)
     noted = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
-    seat = ex._group.plane._table.by_rank[0]
-    assert seat is not None
-    wait_until(lambda: not seat.sent)  # rank 0 has answered both
+    slot = ex._group.plane._table.by_rank[0]
+    assert slot is not None
+    wait_until(lambda: not slot.sent)  # rank 0 has answered both
 
     kill(ex, 0)
     wait_healed(ex, 1)

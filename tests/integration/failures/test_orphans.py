@@ -70,7 +70,7 @@ def clear(result: ChaosResult) -> None:
 def test_what_a_worker_leaves_is_found_though_nothing_says_whose_it_is(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaks, "_PATIENCE", 0.5)
+    monkeypatch.setattr(leaks, "_SETTLE_TIMEOUT", 0.5)
     schedule = Schedule((ScheduledFault(number=1, at=1.0, fault="kill", target="0"),))
 
     result = run_chaos(

@@ -147,7 +147,7 @@ class Member(WorkerActor):
         return os.getpid(), self.reforms
 
 
-class Stranger(Member):
+class Ungrouped(Member):
     """Never joins a process group."""
 
     def on_start(self, ctx: WorkerContext) -> None: ...
@@ -334,7 +334,7 @@ def test_a_call_with_retries_is_made_again_by_the_group_that_is_formed_anew_for_
 def test_ranks_that_share_no_process_group_do_not_wait_for_each_other(
     group: Make, gate: Path
 ) -> None:
-    ex = group(2, worker=Stranger)
+    ex = group(2, worker=Ungrouped)
 
     first = ex.collective_rpc("wait_or_raise", LONG, (1, str(gate)), non_block=True)
     second = ex.call("who", LONG, non_block=True, rank=0)

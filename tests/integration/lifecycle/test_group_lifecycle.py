@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from pykka import ActorRegistry, ThreadingActor
-from tests.support.heard import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
@@ -213,11 +213,11 @@ def test_a_forgotten_executor_is_closed_by_the_garbage_collector(runtime: Any) -
 
 def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
     ex = make(world_size=2)
-    heard = Heard(ex)
+    recorded = EventRecorder(ex)
 
     ex.collective_rpc("emit", args=({"loss": 1.5},))
 
-    assert {(e.rank, e.value["loss"]) for e in heard.wait(2)} == {(0, 1.5), (1, 1.5)}
+    assert {(e.rank, e.value["loss"]) for e in recorded.wait(2)} == {(0, 1.5), (1, 1.5)}
 
 
 def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:

@@ -230,7 +230,7 @@ def test_a_hung_collector_makes_drain_return_at_its_deadline(
 def test_a_collector_that_is_stopped_and_takes_no_message_is_replaced(
     worker: Start, collector: OutputCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(helper, "_PATIENCE", 0.2)
+    monkeypatch.setattr(helper, "_SEND_TIMEOUT", 0.2)
     _, output = worker("input()")
     stopped = collector.pid
     assert stopped is not None

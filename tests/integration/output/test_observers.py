@@ -188,14 +188,14 @@ print(flush=True); input()
         impostor.bind(f"ipc://@{address}")
         lie = [b"event", json.dumps({"kind": "event", "event": "lie"}).encode()]
 
-        heard = observer.next(time.monotonic() + LONG)
+        received = observer.next(time.monotonic() + LONG)
         for _ in range(20):  # as it is until zmq has connected again, too
             impostor.send_multipart(lie)
-            heard = heard or observer.next(time.monotonic() + 0.05)
+            received = received or observer.next(time.monotonic() + 0.05)
 
     impostor.close()
     context.term()
-    assert heard is None
+    assert received is None
 
 
 def test_without_a_stream_there_is_no_socket(launcher: Launcher, console: Console) -> None:

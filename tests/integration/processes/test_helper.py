@@ -37,7 +37,7 @@ class Echo:
     """A helper that echoes, and what a test learns of it."""
 
     def __init__(self, loop: EventLoop, **options: Any) -> None:
-        self.heard: queue.Queue[bytes] = queue.Queue()
+        self.received: queue.Queue[bytes] = queue.Queue()
         self.exits: queue.Queue[Any] = queue.Queue()
         self.known: list[bytes] = []
         self.restarts = True
@@ -49,7 +49,7 @@ class Echo:
             loop,
             "echo",
             self.spawn,
-            on_message=lambda data, _: self.heard.put(data),
+            on_message=lambda data, _: self.received.put(data),
             on_exit=self.exited,
             replay=lambda: ((data, ()) for data in self.known),
             **options,
@@ -64,7 +64,7 @@ class Echo:
         )
 
     def exited(self, pid: int | None, reason: Any) -> bool:
-        self.exits.put((pid, str(reason), self.heard.qsize()))
+        self.exits.put((pid, str(reason), self.received.qsize()))
         return self.restarts
 
 
@@ -84,8 +84,8 @@ def test_messages_reach_the_process_and_its_answers_come_before_its_exit(echo: E
     assert echo.helper.send(b"end")
 
     assert echo.exits.get(timeout=LONG) == (pid, "crash (exit code 3)", 2)
-    assert echo.heard.get_nowait() == b"heard one"
-    assert echo.heard.get_nowait() == b"last word"
+    assert echo.received.get_nowait() == b"heard one"
+    assert echo.received.get_nowait() == b"last word"
     assert echo.helper.pid is None
     assert not echo.helper.send(b"two")
 
@@ -99,7 +99,7 @@ def test_a_successor_is_told_first_what_its_predecessor_knew(echo: Echo, events:
     os.kill(old, signal.SIGKILL)
     wait_until(lambda: echo.helper.pid not in (None, old) and echo.helper.send(b"new"))
 
-    said = [echo.heard.get(timeout=LONG) for _ in range(3)]
+    said = [echo.received.get(timeout=LONG) for _ in range(3)]
     assert said == [b"heard a", b"heard b", b"heard new"]
     wait_until(lambda: [(event.helper, event.replaced) for event in events] == [("echo", old)])
 

@@ -47,7 +47,7 @@ def test_a_process_leads_a_session_with_the_environment_and_folder_of_the_moment
     """And with signals as in a fresh Python."""
     monkeypatch.setenv("BEFORE", "1")
     starter.start("stay", method=method)  # the zygote is up from here on
-    starter.line.hear()
+    starter.line.receive()
     monkeypatch.delenv("BEFORE")
     monkeypatch.setenv("AFTER", "2")
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_a_process_leads_a_session_with_the_environment_and_folder_of_the_moment
 
     try:
         process = starter.start("tell", method=method)
-        said = starter.line.hear()
+        said = starter.line.receive()
     finally:
         signal.signal(signal.SIGHUP, was)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
@@ -90,7 +90,7 @@ def test_environment_folder_path_and_output_are_those_of_the_spec(
             stdout=out.fileno(),
             stderr=err.fileno(),
         )
-        said = starter.line.hear()
+        said = starter.line.receive()
         wait_until((tmp_path / "err").read_text)
         process.kill_tree(soon())
 
@@ -118,7 +118,7 @@ def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
     processes = starter.launcher.launch(*specs, on_exit=starter.on_exit, deadline=soon())
 
     for _ in processes:
-        said = starter.line.hear()
+        said = starter.line.receive()
         # 0, 1, 2, its two, and the listing's own.
         assert len(said["descriptors"]) == 6
         assert {str(fd) for fd in said["names"].values()} < set(said["descriptors"])
@@ -134,7 +134,7 @@ def test_a_process_is_listed_under_its_title_and_carries_its_mark(
     starter: Starter, method: Method
 ) -> None:
     process = starter.start("beget", "fork child", method=method, title="phalanx: tp/0")
-    pids = [process.pid, *starter.line.hear()["pids"].values()]
+    pids = [process.pid, *starter.line.receive()["pids"].values()]
 
     assert Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0") == b"phalanx: tp/0"
     assert Path(f"/proc/{process.pid}/comm").read_text() == "phalanx: tp/0\n"
@@ -163,7 +163,7 @@ def test_a_process_outlives_the_thread_that_started_it(starter: Starter, method:
     started: list[Process] = []
     thread = start_thread(lambda: started.append(starter.start("stay", method=method)))
     thread.join(LONG)
-    starter.line.hear()
+    starter.line.receive()
 
     assert not started[0].wait(time.monotonic() + 0.2)
     assert started[0].status is None
@@ -213,7 +213,7 @@ def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Star
     specs = [starter.spec("tell", preload=preload) for preload in (None, (module,))]
 
     launcher.launch(*specs, on_exit=starter.on_exit, deadline=soon())
-    loaded = [starter.line.hear()["modules"] for _ in specs]
+    loaded = [starter.line.receive()["modules"] for _ in specs]
 
     assert sorted(module in modules for modules in loaded) == [False, True]
     zygotes = {launcher.zygote().pid, launcher.zygote((module,)).pid}
@@ -240,7 +240,7 @@ def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(starte
     os.kill(old, signal.SIGKILL)
     thread.join(LONG)
 
-    said = {starter.line.hear()["pid"] for _ in specs}
+    said = {starter.line.receive()["pid"] for _ in specs}
     assert said == {process.pid for process in result}
 
 

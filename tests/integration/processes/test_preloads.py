@@ -48,7 +48,7 @@ def test_what_is_preloaded_is_there_in_workers_whatever_its_folder_is_called(
     starter = preload("import random, torch; random.seed(1)", folder)
     starter.start("tell")
     starter.start("tell")
-    first, second = starter.line.hear(), starter.line.hear()
+    first, second = starter.line.receive(), starter.line.receive()
 
     assert "preloaded" in first["modules"]
     assert first["random"] != second["random"]
@@ -116,7 +116,7 @@ def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
     starter = preload(code, emit=events.append)
     for _ in range(2):
         starter.start("tell")
-        assert "preloaded" not in starter.line.hear()["modules"]
+        assert "preloaded" not in starter.line.receive()["modules"]
 
     assert [event.event for event in events].count("phalanx.fork_unsafe") == 1
 

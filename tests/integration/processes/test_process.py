@@ -22,9 +22,9 @@ def test_killing_a_tree_ends_every_kind_of_descendant_also_of_a_process_that_has
     starter: Starter, kinds: tuple[str, ...]
 ) -> None:
     bystander = starter.start("stay")
-    starter.line.hear()
+    starter.line.receive()
     process = starter.start("beget", " ".join(kinds))
-    pids = starter.line.hear()["pids"]
+    pids = starter.line.receive()["pids"]
     ends = "end" in kinds
     if ends:
         assert process.wait(soon())
@@ -44,9 +44,9 @@ def test_killing_a_tree_ends_every_kind_of_descendant_also_of_a_process_that_has
 
 def test_what_several_dead_processes_left_behind_is_killed_together(starter: Starter) -> None:
     bystander = starter.start("stay")
-    starter.line.hear()
+    starter.line.receive()
     both = [starter.start("beget", "session daemon orphan end") for _ in range(2)]
-    pids = [pid for _ in both for pid in starter.line.hear()["pids"].values()]
+    pids = [pid for _ in both for pid in starter.line.receive()["pids"].values()]
     assert all(each.wait(soon()) for each in both)
     assert all(map(is_alive, pids))
 
@@ -60,7 +60,7 @@ def test_what_several_dead_processes_left_behind_is_killed_together(starter: Sta
 
 def test_a_tree_within_a_tree_falls_with_the_outer_one(starter: Starter) -> None:
     process = starter.start("drive")
-    said = starter.line.hear()
+    said = starter.line.receive()
 
     left = process.kill_tree(soon())
 
@@ -71,7 +71,7 @@ def test_a_tree_within_a_tree_falls_with_the_outer_one(starter: Starter) -> None
 
 def test_a_kill_that_cannot_finish_names_what_is_left_at_its_deadline(starter: Starter) -> None:
     process = starter.start("stay")
-    starter.line.hear()
+    starter.line.receive()
 
     left = process.kill_tree(0.0)
 
@@ -98,7 +98,7 @@ def test_a_hunt_never_touches_those_it_comes_from() -> None:
 
 def test_a_status_that_was_collected_is_asked_of_the_kernel(starter: Starter) -> None:
     process = starter.start("stay")
-    starter.line.hear()
+    starter.line.receive()
     # On the loop's thread, so that its own collecting comes second for certain.
     collected = threading.Event()
 

@@ -17,7 +17,7 @@ from phalanx.runtime.threads.event_loop import EventLoop
 def test_a_dead_child_is_collected_and_let_go_at_once_where_others_have_collected_it(
     loop: EventLoop, monkeypatch: pytest.MonkeyPatch, by_others: bool
 ) -> None:
-    monkeypatch.setattr(orphan_reaper, "_PATIENCE", 10 * LONG)
+    monkeypatch.setattr(orphan_reaper, "_REAP_TIMEOUT", 10 * LONG)
     pid = os.posix_spawn("/bin/true", ["true"], {})
     pidfd = os.pidfd_open(pid)
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
@@ -68,11 +68,11 @@ def test_one_that_is_not_our_child_yet_is_waited_for_also_at_the_end(loop: Event
 
 
 def test_the_end_waits_for_no_process_that_is_left_alone(loop: EventLoop) -> None:
-    with subprocess.Popen(["sleep", "1000"]) as stranger:
+    with subprocess.Popen(["sleep", "1000"]) as unrelated:
         orphans = Reaper(loop)
-        orphans.take(os.pidfd_open(stranger.pid), stranger.pid, kill=False)
+        orphans.take(os.pidfd_open(unrelated.pid), unrelated.pid, kill=False)
 
         orphans.close(soon())
 
-        assert stranger.poll() is None
-        stranger.kill()
+        assert unrelated.poll() is None
+        unrelated.kill()

@@ -23,7 +23,7 @@ from .test_launcher import zygote_pid
 
 def test_nobody_is_adopted_while_nothing_is_being_started(starter: Starter) -> None:
     process = starter.start("stay")
-    starter.line.hear()
+    starter.line.receive()
     shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     out = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout
 
@@ -115,7 +115,7 @@ loop = EventLoop()
 launcher = Launcher(loop, preload=())
 starter = Starter(launcher)
 worker = starter.start("beget", "zombie lost child fork")
-pids = starter.line.hear()["pids"]
+pids = starter.line.receive()["pids"]
 wait_until(lambda: procfs.read(pids["lost"]).state == "Z")
 os.kill(worker.pid, signal.SIGKILL)
 assert worker.wait(soon())
@@ -141,7 +141,7 @@ def test_closing_ends_workers_and_helpers_and_the_next_close_what_was_not_ended_
     launcher = Launcher(loop, preload=())
     starter = Starter(launcher)
     process = starter.start("beget", "daemon heavy")
-    begotten = starter.line.hear()["pids"].values()
+    begotten = starter.line.receive()["pids"].values()
     helpers = [zygote_pid(launcher), launcher._guardian.pid or 0]
 
     with contextlib.suppress(RuntimeFault):  # unless all of them are that quick

@@ -24,7 +24,7 @@ from phalanx import Executor, Runtime
 from phalanx.cli import main
 from phalanx.errors import RuntimeFault, SpecError, WorkerDied
 from phalanx.integrations.prometheus import MetricsServer
-from phalanx.integrations.prometheus.families import OUTCOMES, TABLE
+from phalanx.integrations.prometheus.metric_definitions import OUTCOMES, TABLE
 
 ROOT = Path(__file__).parents[3]
 Health = Callable[..., tuple[int, str]]

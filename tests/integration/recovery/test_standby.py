@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.heard import Heard
+from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
@@ -99,7 +99,7 @@ def test_a_spare_that_dies_while_it_waits_is_replaced_and_reported_and_no_failur
     make: Make, tmp_path: Path
 ) -> None:
     ex = make(policy=RestartPolicy(report_dir=tmp_path))
-    crashes, lost = Heard(ex, WorkerCrashed), Heard(ex, StandbyLost)
+    crashes, lost = EventRecorder(ex, WorkerCrashed), EventRecorder(ex, StandbyLost)
     wait_warm(ex)
     (spare,) = spares(ex)
 
@@ -123,7 +123,7 @@ def test_a_spare_that_dies_while_it_waits_is_replaced_and_reported_and_no_failur
 def test_spares_that_never_get_warm_are_retried_with_a_growing_delay(make: Make, how: str) -> None:
     ex = make(args=(how,))
 
-    first, second, third = Heard(ex, StandbyLost).wait(3)
+    first, second, third = EventRecorder(ex, StandbyLost).wait(3)
 
     assert first.wait < second.wait < third.wait
     if how == "raise":
@@ -206,7 +206,7 @@ def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(
 ) -> None:
     ex = make(launch="exec")
     wait_warm(ex)
-    lost = Heard(ex, StandbyLost)
+    lost = EventRecorder(ex, StandbyLost)
     (spare,) = spares(ex)
 
     with monkeypatch.context() as broken:

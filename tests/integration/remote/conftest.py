@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.gateway_peers import Berth, Driver, Joined, Posting, Rank
+from tests.support.gateway_peers import Driver, Joined, Rank, RankAddress, Slot
 
 from phalanx.runtime import Frame, Runtime
 from phalanx.runtime.remote.options import Zmq
@@ -26,8 +26,8 @@ def driver(driver_of: Callable[[Zmq], Driver]) -> Driver:
 
 @pytest.fixture
 def rank_of() -> Iterator[Callable[..., Rank]]:
-    def make(posting: Posting, **options: Any) -> Rank:
-        return made.enter_context(contextlib.closing(Rank(posting, **options)))
+    def make(address: RankAddress, **options: Any) -> Rank:
+        return made.enter_context(contextlib.closing(Rank(address, **options)))
 
     with contextlib.ExitStack() as made:
         yield make
@@ -37,11 +37,11 @@ def rank_of() -> Iterator[Callable[..., Rank]]:
 def joined(rank_of: Callable[..., Rank]) -> Joined:
     """Makes room for a rank, which has joined and greeted."""
 
-    def join(driver: Driver) -> tuple[Berth, Rank]:
-        berth = driver.berth()
-        rank = rank_of(berth.posting)
+    def join(driver: Driver) -> tuple[Slot, Rank]:
+        slot = driver.add_rank()
+        rank = rank_of(slot.address)
         rank.greets()
-        assert isinstance(berth.next(), Frame)
-        return berth, rank
+        assert isinstance(slot.next(), Frame)
+        return slot, rank
 
     return join

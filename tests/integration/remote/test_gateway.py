@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import zmq
-from tests.support.gateway_peers import LONG, Berth, Driver, Joined, Posting, Rank
+from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress, Slot
 from zmq.utils import z85
 
 from phalanx.runtime import Frame, Kind
-from phalanx.runtime.remote.gateway import MessageMalformed, StrangerRefused
+from phalanx.runtime.remote.gateway import MessageMalformed, PeerRejected
 from phalanx.runtime.remote.link import LARGEST, Lane, Say
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
@@ -20,57 +20,57 @@ from phalanx.runtime.wire.channel import Arrival
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)
 
 
-def serves(berth: Berth, rank: Rank, number: int) -> None:
-    berth.call(number)
+def serves(slot: Slot, rank: Rank, number: int) -> None:
+    slot.call(number)
     assert rank.takes_call() == number
     rank.answers(number)
-    answer = berth.next()
+    answer = slot.next()
     assert isinstance(answer, Frame)
     assert (answer.kind, answer.call_id) == (Kind.REPLY, number)
 
 
 def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -> None:
-    berth, rank = joined(driver)
+    slot, rank = joined(driver)
 
-    berth.call(1)
-    berth.call(2)
+    slot.call(1)
+    slot.call(2)
     first, early = rank.takes_call(), rank.next(0.3)
-    begun = berth.channel.page.begun
+    begun = slot.channel.page.begun
     rank.answers(1)
     second = rank.takes_call()
 
     assert (first, early, begun, second) == (1, None, 1, 2)
-    answer = berth.next()
+    answer = slot.next()
     assert isinstance(answer, Frame)
     assert (answer.kind, answer.call_id) == (Kind.REPLY, 1)
 
 
 @pytest.mark.parametrize("who", ["noise", "no key", "another key", "another client", "oversized"])
 @pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
-def test_a_stranger_is_turned_away_and_harms_nobody(
+def test_an_unknown_peer_is_rejected_and_harms_nobody(
     driver_of: Callable[[Zmq], Driver], joined: Joined, who: str, ipc: bool
 ) -> None:
     driver = driver_of(Zmq(ipc=ipc))
-    berth, rank = joined(driver)
+    slot, rank = joined(driver)
 
-    intrude(berth.posting, who)
-    intrude(berth.posting, who)
+    intrude(slot.address, who)
+    intrude(slot.address, who)
 
     event = driver.events.get(timeout=LONG)
-    assert isinstance(event, StrangerRefused)
+    assert isinstance(event, PeerRejected)
     assert event.group == "tp"
-    serves(berth, rank, 1)
+    serves(slot, rank, 1)
     assert driver.events.empty()  # told once
 
 
-def intrude(at: Posting, who: str) -> None:
+def intrude(at: RankAddress, who: str) -> None:
     """Connect as somebody who has no business there, until turned away."""
-    posting = at.invitation
+    invitation = at.invitation
     if who in ("noise", "oversized"):
-        family = socket.AF_UNIX if posting.endpoint.startswith("ipc") else socket.AF_INET
+        family = socket.AF_UNIX if invitation.endpoint.startswith("ipc") else socket.AF_INET
         with socket.socket(family) as raw:
             raw.settimeout(LONG)
-            address = posting.endpoint.partition("://")[2].replace("@", "\0")
+            address = invitation.endpoint.partition("://")[2].replace("@", "\0")
             host, _, port = address.partition(":")
             raw.connect(address if family == socket.AF_UNIX else (host, int(port)))
             lie = GREETING + b"\6" + (1 << 62).to_bytes(8, "big")  # a command of 4 EiB
@@ -82,49 +82,49 @@ def intrude(at: Posting, who: str) -> None:
                 pass
         return
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    stranger.setsockopt(zmq.RECONNECT_IVL, -1)
-    stranger.setsockopt(zmq.ROUTING_ID, posting.route)
+    peer = context.socket(zmq.DEALER)
+    peer.setsockopt(zmq.LINGER, 0)
+    peer.setsockopt(zmq.RECONNECT_IVL, -1)
+    peer.setsockopt(zmq.ROUTING_ID, invitation.route)
     if who != "no key":
         public, secret = zmq.curve_keypair()
-        server = posting.server_key.encode()
+        server = invitation.server_key.encode()
         if who == "another key":
             server = zmq.curve_keypair()[0]
-        stranger.setsockopt(zmq.CURVE_SERVERKEY, server)
-        stranger.setsockopt(zmq.CURVE_PUBLICKEY, public)
-        stranger.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        peer.setsockopt(zmq.CURVE_SERVERKEY, server)
+        peer.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        peer.setsockopt(zmq.CURVE_SECRETKEY, secret)
     failures = (
         zmq.EVENT_HANDSHAKE_FAILED_AUTH
         | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         | zmq.EVENT_DISCONNECTED
     )
-    monitor = stranger.get_monitor_socket(failures)
-    stranger.connect(posting.endpoint)
-    stranger.send_multipart([b"\1" + bytes(17)])
+    monitor = peer.get_monitor_socket(failures)
+    peer.connect(invitation.endpoint)
+    peer.send_multipart([b"\1" + bytes(17)])
     assert monitor.poll(int(LONG * 1000)), "it was let in"
-    stranger.disable_monitor()
+    peer.disable_monitor()
     monitor.close()
-    stranger.close()
+    peer.close()
     context.term()
 
 
 def test_a_key_opens_once(driver: Driver, rank_of: Callable[..., Rank], joined: Joined) -> None:
-    berth, _ = joined(driver)
+    slot, _ = joined(driver)
 
-    thief = rank_of(berth.posting, route=b"\1thief", says_open=False)
+    thief = rank_of(slot.address, route=b"\1thief", says_open=False)
     thief.greets()
 
-    assert isinstance(driver.events.get(timeout=LONG), StrangerRefused)
-    assert berth.next(0.2) is Arrival.NOTHING
+    assert isinstance(driver.events.get(timeout=LONG), PeerRejected)
+    assert slot.next(0.2) is Arrival.NOTHING
 
 
 def test_one_ranks_key_does_not_speak_for_another(
     driver: Driver, rank_of: Callable[..., Rank]
 ) -> None:
-    mine, other = driver.berth(), driver.berth()
-    impostor = rank_of(mine.posting, route=other.posting.invitation.route, says_open=False)
+    mine, other = driver.add_rank(), driver.add_rank()
+    impostor = rank_of(mine.address, route=other.address.invitation.route, says_open=False)
 
     impostor.line.say(Say.OPEN, now=0.0)
     impostor.greets()
@@ -138,7 +138,7 @@ def test_a_relay_does_not_speak_for_a_rank_behind_another(driver: Driver, joined
     mine, rank = joined(driver)
     other, _ = joined(driver)
 
-    rank.line.number = other.posting.number
+    rank.line.number = other.address.number
     rank.answers(1)
 
     assert isinstance(driver.events.get(timeout=LONG), MessageMalformed)
@@ -149,8 +149,8 @@ def test_a_relay_does_not_speak_for_a_rank_behind_another(driver: Driver, joined
 def test_messages_that_are_none_are_dropped_counted_and_told_once(
     driver: Driver, rank_of: Callable[..., Rank]
 ) -> None:
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
+    slot = driver.add_rank()
+    rank = rank_of(slot.address)
     line = rank.line.number.to_bytes(8, "little")
     packet = bytes([Say.PACKET, Lane.DATA]) + line + bytes(16)
     for parts in ([b""], [b"x" * 26], [packet], [packet, b"short"], [packet, bytes(24)], [b""] * 9):
@@ -158,7 +158,7 @@ def test_messages_that_are_none_are_dropped_counted_and_told_once(
     rank.line.taken(-2)  # those packets stood in the window
     rank.greets()
 
-    assert isinstance(berth.next(), Frame)
+    assert isinstance(slot.next(), Frame)
     assert isinstance(driver.events.get(timeout=LONG), MessageMalformed)
     assert driver.events.empty()
 
@@ -166,27 +166,27 @@ def test_messages_that_are_none_are_dropped_counted_and_told_once(
 def test_more_than_any_message_of_ours_cuts_the_connection(
     driver: Driver, rank_of: Callable[..., Rank]
 ) -> None:
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
+    slot = driver.add_rank()
+    rank = rank_of(slot.address)
 
     rank.socket.send_multipart([bytes([Say.PIECE, 0]) + bytes(24), bytes(LARGEST + 1)])
 
-    assert "connection was closed" in berth.why_it_ended()
+    assert "connection was closed" in slot.why_it_ended()
 
 
 def test_what_was_sent_before_the_end_arrives_before_it(
     driver: Driver, rank_of: Callable[..., Rank]
 ) -> None:
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
+    slot = driver.add_rank()
+    rank = rank_of(slot.address)
     for number in range(10):
         rank.answers(number)
     rank.socket.setsockopt(zmq.LINGER, 5000)
 
     rank.close()
 
-    assert "connection was closed" in berth.why_it_ended()
-    got = [berth.take() for _ in range(11)]
+    assert "connection was closed" in slot.why_it_ended()
+    got = [slot.take() for _ in range(11)]
     assert [each.call_id for each in got if isinstance(each, Frame)] == list(range(10))
     assert got[10] is Arrival.END
 
@@ -194,9 +194,9 @@ def test_what_was_sent_before_the_end_arrives_before_it(
 def test_a_rank_that_ends_has_the_others_asked_and_kept_from_what_none_has_begun(
     driver: Driver, joined: Joined
 ) -> None:
-    berths, ranks = zip(*(joined(driver) for _ in range(3)), strict=True)
-    for berth, rank in zip(berths, ranks, strict=True):
-        berth.call(7)
+    slots, ranks = zip(*(joined(driver) for _ in range(3)), strict=True)
+    for slot, rank in zip(slots, ranks, strict=True):
+        slot.call(7)
         assert rank.takes_call() == 7
 
     ranks[0].line.say(Say.END, 0, 0, now=0.0)  # it had not begun it
@@ -209,8 +209,8 @@ def test_a_rank_that_ends_has_the_others_asked_and_kept_from_what_none_has_begun
 
     assert questions == [(Say.ASK, 1, 0)] * 2
     assert recalls == [(Say.RECALL, 1, 0)] * 2
-    assert berths[0].why_it_ended() == ""
-    assert [berth.channel.page.begun for berth in berths] == [0, 0, 7]
+    assert slots[0].why_it_ended() == ""
+    assert [slot.channel.page.begun for slot in slots] == [0, 0, 7]
 
 
 def test_after_a_ranks_end_nothing_collective_is_handed_over_until_the_driver_has_judged_it(
@@ -235,8 +235,8 @@ def test_one_that_answers_nobody_asks_in_time_is_taken_at_its_word_before(
     driver: Driver, joined: Joined
 ) -> None:
     (gone, dying), (silent, rank) = joined(driver), joined(driver)
-    for berth, at in ((gone, dying), (silent, rank)):
-        berth.call(3)
+    for slot, at in ((gone, dying), (silent, rank)):
+        slot.call(3)
         assert at.takes_call() == 3
 
     dying.line.say(Say.END, 0, 0, now=0.0)
@@ -246,8 +246,8 @@ def test_one_that_answers_nobody_asks_in_time_is_taken_at_its_word_before(
 
 
 def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> None:
-    berth = driver.berth()
-    secret = berth.posting.invitation.secret
+    slot = driver.add_rank()
+    secret = slot.address.invitation.secret
     needles = [secret, secret.hex().encode(), z85.encode(secret)]
 
     for process in Path("/proc").iterdir():

@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.gateway_peers import LONG, Driver, Joined, Posting, Rank
+from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress
 
 from phalanx.runtime import Frame
-from phalanx.runtime.remote.gateway import StrangerRefused
+from phalanx.runtime.remote.gateway import PeerRejected
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
 
@@ -21,8 +21,8 @@ from .test_gateway import GREETING, serves
 MANY = 300
 
 
-def knock(posting: Posting) -> socket.socket:
-    host, _, port = posting.invitation.endpoint.removeprefix("tcp://").partition(":")
+def connect_raw(address: RankAddress) -> socket.socket:
+    host, _, port = address.invitation.endpoint.removeprefix("tcp://").partition(":")
     raw = socket.create_connection((host, int(port)), LONG)
     raw.settimeout(LONG)
     return raw
@@ -36,12 +36,12 @@ def test_connections_that_never_say_enough_keep_nobody_out(
     with contextlib.ExitStack() as held:
         idlers: list[socket.socket] = []
         for number in range(MANY):
-            idlers.append(held.enter_context(knock(first.posting)))
+            idlers.append(held.enter_context(connect_raw(first.address)))
             idlers[-1].sendall(GREETING[: number % len(GREETING)])
             mine.link.beat(0.0)  # a silent rank would be taken for lost
 
-        second = driver.berth()
-        other = rank_of(second.posting)
+        second = driver.add_rank()
+        other = rank_of(second.address)
         other.greets()
 
         assert isinstance(second.next(), Frame)
@@ -51,7 +51,7 @@ def test_connections_that_never_say_enough_keep_nobody_out(
             with contextlib.suppress(ConnectionError):
                 while idler.recv(1 << 16):
                     pass  # until it is shown the door
-    assert isinstance(driver.events.get(timeout=LONG), StrangerRefused)
+    assert isinstance(driver.events.get(timeout=LONG), PeerRejected)
 
 
 def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
@@ -66,7 +66,7 @@ def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
 
     few = next(itertools.islice(free, 3, None))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, few))
-    second = driver.berth()
+    second = driver.add_rank()
     second.control.settimeout(LONG)
     ended = second.control.recv(1)
 
@@ -75,7 +75,7 @@ def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
     serves(first, mine, 1)
 
 
-def test_strangers_that_hold_every_descriptor_they_can_get_keep_no_new_rank_out(
+def test_unknown_peers_that_hold_every_descriptor_they_can_get_keep_no_new_rank_out(
     driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank], joined: Joined
 ) -> None:
     driver = driver_of(Zmq())
@@ -89,9 +89,9 @@ def test_strangers_that_hold_every_descriptor_they_can_get_keep_no_new_rank_out(
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 20, hard))
     with contextlib.ExitStack() as held:
         for _ in range(60):
-            held.enter_context(knock(first.posting))
-        second = driver.berth()
-        rank_of(second.posting).greets()
+            held.enter_context(connect_raw(first.address))
+        second = driver.add_rank()
+        rank_of(second.address).greets()
 
         assert isinstance(second.next(), Frame)
     serves(first, mine, 1)

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from phalanx.actors.calls.call import Call, CallOptions, Shape
-from phalanx.actors.observe.feed import CallMeter
+from phalanx.actors.observe.status_feed import CallMeter
 from phalanx.actors.spec.results import Outcome, OutcomeKind
 from phalanx.runtime import CALL_SECONDS
 from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, WorkerDied

@@ -107,7 +107,7 @@ class Clock:
 def take(coordinator: CheckpointCoordinator, wire: int) -> None:
     assert coordinator.mark(call(wire), BOTH, 2)
     for rank in BOTH:
-        coordinator.hear(rank, saved(wire))
+        coordinator.on_frame(rank, saved(wire))
         coordinator.answered(rank, wire)
 
 
@@ -120,7 +120,7 @@ def test_a_call_that_reached_some_ranks_only_leaves_nothing_open(
     coordinator: CheckpointCoordinator,
 ) -> None:
     coordinator.mark(call(1), BOTH, 2)
-    coordinator.hear(0, saved(1))
+    coordinator.on_frame(0, saved(1))
 
     coordinator.abandon(1)
 
@@ -149,7 +149,7 @@ def test_a_loss_voids_what_is_not_answered_by_all(
     take(coordinator, 1)
     coordinator.mark(call(2), BOTH, 2)
     for rank in BOTH:
-        coordinator.hear(rank, saved(2))
+        coordinator.on_frame(rank, saved(2))
     coordinator.answered(0, 2)
 
     coordinator.lose([0, 1] if everybody else [1], everybody=everybody)

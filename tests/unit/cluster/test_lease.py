@@ -111,7 +111,7 @@ class World:
 
     def _beat(self) -> None:
         if self.ended_at is None and not self._is_paused(self._beat):
-            self._send("out", self._heard, self._lease.beat(self._clock()))
+            self._send("out", self._on_beat, self._lease.beat(self._clock()))
             self._at(self._now + BEAT / self._rate, self._beat)
 
     def _answer(self, number: int) -> None:
@@ -134,10 +134,10 @@ class World:
 
     # --- the driver's machine -----------------------------------------------------------
 
-    def _heard(self, number: int) -> None:
+    def _on_beat(self, number: int) -> None:
         if self._nodes.find(0, NodeState.UP, NodeState.SUSPECT):
             self._answered_at = self._now
-            self._apply(decide.heard(self._nodes, 0, self._now))
+            self._apply(decide.beat_received(self._nodes, 0, self._now))
             self._send("in", self._answer, number)
 
     def _drive(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.cluster.driver.node_owner import NodeOwner
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import Leave, Message, NodeOrder, Started, Swept
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.cluster.nodes.lease import over_at
@@ -130,7 +130,7 @@ class World:
 
     def beat(self, number: int) -> None:
         self.last[number] = self.now
-        self.owner.heard(number, self.now)
+        self.owner.beat_received(number, self.now)
 
     def told(self) -> list[tuple[Any, ...]]:
         did, self.did = self.did, []
@@ -200,7 +200,7 @@ def test_a_driver_that_was_stopped_hears_first_and_judges_then(world: World) -> 
 
     for at in range(1, 26):
         world.last[0] = at
-        world.owner.heard(0, float(at))
+        world.owner.beat_received(0, float(at))
     world.answers_asks = True
     world.owner.asked(25.0)
 
@@ -301,7 +301,7 @@ def test_what_a_lost_node_says_of_its_ranks_is_not_told(world: World) -> None:
     world.told()
 
     world.owner.received(0, Started(number=1, pids=(1,)), 1.5)
-    world.owner.heard(0, 1.5)
+    world.owner.beat_received(0, 1.5)
     world.owner.send(0, Leave())
 
     assert world.told() == []
@@ -344,14 +344,14 @@ def test_no_node_is_fenced_before_its_lease_is_over_unless_all_of_it_has_ended(
         elif what == "join" and number not in world.last:
             world.join(number)
         elif what == "beat" and serves is not None and number in world.last:
-            world.owner.heard(number, world.now)
+            world.owner.beat_received(number, world.now)
             world.last[number] = world.now if serves.state != "lost" else world.last[number]
         elif what == "close":
             world.owner.closed(number, world.now)
         elif what == "gone":
             world.owner.gone(number, "so", swept=False)
         elif what == "doubt":
-            world.owner.doubted(number, "so")
+            world.owner.suspect_reported(number, "so")
         elif what == "stray":
             world.owner.misbehaved(number, "so")
         elif what == "leave":

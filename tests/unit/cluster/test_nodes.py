@@ -76,11 +76,11 @@ def test_silence_makes_a_suspect_then_a_loss_and_the_lease_fences() -> None:
     assert nodes.find(0) is None
 
 
-def test_a_doubt_makes_a_suspect_at_once_and_one_that_is_heard_goes_on() -> None:
-    nodes, actions = decide.doubted(serving(), 0, "Ray: unavailable", 1.0)
+def test_a_report_makes_a_suspect_at_once_and_one_that_sends_a_beat_goes_on() -> None:
+    nodes, actions = decide.suspect_reported(serving(), 0, "Ray: unavailable", 1.0)
     assert actions == (Suspect(0, "Ray: unavailable"),)
 
-    nodes, actions = decide.heard(nodes, 0, 9.9)
+    nodes, actions = decide.beat_received(nodes, 0, 9.9)
 
     assert actions == (Recovered(0),)
     assert pass_time(nodes, 12.3)[1] == ()
@@ -91,8 +91,8 @@ def test_a_node_whose_link_closed_is_lost_at_once_and_for_good() -> None:
 
     assert actions == (Lose(0, "its link closed"), AskForNode(1))
     for late in (
-        decide.heard(nodes, 0, 1.1),
-        decide.doubted(nodes, 0, "", 1.1),
+        decide.beat_received(nodes, 0, 1.1),
+        decide.suspect_reported(nodes, 0, "", 1.1),
         decide.gone(nodes, 0, "", 1.1),
         decide.leave(nodes, 0, 1.1),
     ):
@@ -130,17 +130,19 @@ def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for() -> N
         nodes, actions = decide.greeted(nodes, number + 1, "0", at)
 
     assert actions[1:] == (PutAside(2, at + 600.0), AskForNode(3))
-    assert Admit(2) in pass_time(decide.heard(nodes, 2, at + 599.0)[0], at + 600.0)[1]
+    assert Admit(2) in pass_time(decide.beat_received(nodes, 2, at + 599.0)[0], at + 600.0)[1]
 
 
-@pytest.mark.parametrize(("apart", "is_to_blame"), [(601.0, True), (1.0, False)])
-def test_losses_far_apart_or_of_which_no_machine_is_to_blame_put_nothing_aside(
-    apart: float, is_to_blame: bool
+@pytest.mark.parametrize(("apart", "counts_against_machine"), [(601.0, True), (1.0, False)])
+def test_losses_far_apart_or_that_count_against_no_machine_put_nothing_aside(
+    apart: float, counts_against_machine: bool
 ) -> None:
     nodes, at = serving(), 0.0
     for number in range(5):
         at += apart
-        nodes, _ = decide.gone(nodes, number, "it closed", at, is_to_blame=is_to_blame)
+        nodes, _ = decide.gone(
+            nodes, number, "it closed", at, counts_against_machine=counts_against_machine
+        )
         nodes, _ = decide.offered(nodes, number + 1, at)
         nodes, actions = decide.greeted(nodes, number + 1, "0", at)
         assert actions[-1] == Admit(number + 1)
@@ -186,7 +188,7 @@ def test_a_node_that_is_left_over_ends_in_good_order_or_by_its_lease() -> None:
     assert actions == (Dismiss(1, "not wanted any longer"),)
 
     assert decide.ended(nodes, 1, "its last word", 2.0)[1] == (Fenced(1, "its last word"),)
-    nodes, _ = decide.heard(nodes, 0, 5.9)
+    nodes, _ = decide.beat_received(nodes, 0, 5.9)
     nodes, actions = decide.time_passed(nodes, 6.0)
     assert actions == (Lose(1, "has not ended in 5 s"),)
 
@@ -194,8 +196,8 @@ def test_a_node_that_is_left_over_ends_in_good_order_or_by_its_lease() -> None:
 EVENTS: dict[str, Callable[[Nodes, int, float], NodeDecision]] = {
     "offered": decide.offered,
     "greeted": lambda nodes, number, at: decide.greeted(nodes, number, f"m{number % 3}", at),
-    "heard": decide.heard,
-    "doubted": lambda nodes, number, at: decide.doubted(nodes, number, "", at),
+    "beat_received": decide.beat_received,
+    "suspect_reported": lambda nodes, number, at: decide.suspect_reported(nodes, number, "", at),
     "gone": lambda nodes, number, at: decide.gone(nodes, number, "", at),
     "ended": lambda nodes, number, at: decide.ended(nodes, number, "", at),
     "answers": decide.answers_ended,

@@ -58,10 +58,10 @@ def test_any_ranks_are_placed_if_there_is_room(
     left = {node: slots[node] - taken[node] for node in slots}
     for old in {before.get(rank, -1) for rank in range(ranks)} - set(slots):
         group = [rank for rank in range(ranks) if before.get(rank, -1) == old]
-        homes = {placed[rank] for rank in group}
-        if len(homes) > 1:  # it was cut: no node has room for all of it
+        nodes_of = {placed[rank] for rank in group}
+        if len(nodes_of) > 1:  # it was cut: no node has room for all of it
             assert max(left[n] for n in slots) < len(group)
-            for home in homes:
-                block = [rank for rank in group if placed[rank] == home]
+            for node in nodes_of:
+                block = [rank for rank in group if placed[rank] == node]
                 at = [group.index(rank) for rank in block]
                 assert at == list(range(at[0], at[0] + len(at)))

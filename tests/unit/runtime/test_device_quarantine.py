@@ -115,10 +115,10 @@ def test_what_keeps_a_device_is_told_and_survives_pickling() -> None:
 
 def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(1), {})
-    heard: list[Any] = []
+    received: list[Any] = []
     logged: list[Any] = []
     forget = [
-        pool.subscribe(partial(heard.append), logged.append)  # one of its own each
+        pool.subscribe(partial(received.append), logged.append)  # one of its own each
         for _ in range(2)
     ]
 
@@ -126,7 +126,7 @@ def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
     forget[0]()
     pool.restore(0)
 
-    assert [event.event for event in heard] == [
+    assert [event.event for event in received] == [
         "phalanx.device_quarantined",
         "phalanx.device_quarantined",
         "phalanx.device_restored",

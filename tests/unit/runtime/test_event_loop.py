@@ -237,11 +237,11 @@ def test_a_loop_whose_descriptors_were_closed_refuses_all_and_says_why(
 def test_who_meets_a_closed_descriptor_before_the_loop_does_gets_no_bare_os_error(
     pipe: tuple[int, int],
 ) -> None:
-    lost, heard = EventLoop(), threading.Event()
+    lost, notified = EventLoop(), threading.Event()
     reading, writing = pipe
     null = os.open(os.devnull, os.O_RDONLY)
     watch = lost.watch(reading, select.EPOLLIN, lambda _events: None)
-    lost.when_lost(lambda _cause: heard.set())
+    lost.when_lost(lambda _cause: notified.set())
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -257,7 +257,7 @@ def test_who_meets_a_closed_descriptor_before_the_loop_does_gets_no_bare_os_erro
         lost.watch(writing, 0, lambda _events: None)
     release.set()
 
-    assert heard.wait(LONG)
+    assert notified.wait(LONG)
     lost.close()
     os.close(null)
 

@@ -64,13 +64,13 @@ class Ends:
             while self.back:
                 moved = True
                 parts = [memoryview(part) for part in self.back.popleft()]
-                number = self.link.hear(parts, 1.0)
+                number = self.link.note_received(parts, 1.0)
                 near = self.bodies.line if number == BODIES else self.lines[number]
                 assert near.take(parts) is None
 
     def _arrive(self, message: list[bytes], stopped: int | None) -> None:
         parts = [memoryview(part) for part in message]
-        number = self.link.hear(parts, 1.0)
+        number = self.link.note_received(parts, 1.0)
         self.pieces += message[0][0] == Say.PIECE
         what = self.far[number].take(parts)
         if isinstance(what, Delivery):

@@ -131,7 +131,7 @@ def test_a_record_past_the_limit_keeps_its_name_and_short_fields(pair: Pair) -> 
 
 
 def test_a_channel_nobody_reads_drops_and_tells_how_many(pair: Pair) -> None:
-    channel = LogChannel(pair.fd, where="worker", patience=0.01)
+    channel = LogChannel(pair.fd, where="worker", room_timeout=0.01)
     data = json.dumps({"event": "x" * 10_000}).encode()
     sent = sum(channel.send(data) for _ in range(200))
 

@@ -10,17 +10,17 @@ import pytest
 from tests.support.programs import run_python
 
 from phalanx.runtime.wire.codec import decode, encode, encode_by_value
-from phalanx.runtime.wire.tensor_reducers import land_on, reduce_tensor
+from phalanx.runtime.wire.tensor_reducers import place_on, reduce_tensor
 
 torch: Any = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def landing() -> Iterator[None]:
+def placed_on_meta() -> Iterator[None]:
     """Land on torch's device without memory: it is on every machine, and it is not the host."""
-    land_on("meta")
+    place_on("meta")
     yield
-    land_on(None)
+    place_on(None)
 
 
 class OnGpu:
@@ -68,7 +68,7 @@ def test_a_tensor_from_a_gpu_arrives_on_the_host_of_a_process_without(size: int)
     arrived.add_(1)  # it is the reader's own
 
 
-@pytest.mark.usefixtures("landing")
+@pytest.mark.usefixtures("placed_on_meta")
 def test_a_tensor_from_a_gpu_lands_on_the_device_of_the_reader_and_one_of_the_host_stays() -> None:
     arrived = travel(OnGpu(torch.ones(2, 3), requires_grad=True))
 

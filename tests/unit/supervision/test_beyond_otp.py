@@ -10,7 +10,15 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tests.support.supervised_actors import CRASH, LIMIT, Echo, Notices, Puppet, tree, wait_stop
+from tests.support.supervised_actors import (
+    CRASH,
+    LIMIT,
+    Echo,
+    Notices,
+    ScriptedChild,
+    tree,
+    wait_stop,
+)
 
 from phalanx.supervision import (
     KILLED,
@@ -100,15 +108,15 @@ def test_a_short_back_off_ends_in_a_restart(notices: Notices) -> None:
 
 
 def test_restarts_of_no_use_end_early_and_progress_resets_the_count() -> None:
-    puppet = Puppet()
-    top = Supervisor(tree(ChildSpec("a", puppet), fruitless_limit=2))
+    scripted = ScriptedChild()
+    top = Supervisor(tree(ChildSpec("a", scripted), fruitless_limit=2))
 
-    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
-    second = puppet.contexts.get(timeout=LIMIT)
+    scripted.contexts.get(timeout=LIMIT).exited(CRASH)
+    second = scripted.contexts.get(timeout=LIMIT)
     second.progressed()
     second.exited(CRASH)
     for _ in range(2):
-        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+        scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
     reason = top.wait_closed(LIMIT)
     assert reason is not None
@@ -148,7 +156,7 @@ def test_a_thread_that_says_so_or_returns_has_been_of_use(notices: Notices) -> N
 
 
 def test_a_use_counts_also_if_the_child_is_stopped_for_a_sibling() -> None:
-    a, b = Puppet(), Puppet()
+    a, b = ScriptedChild(), ScriptedChild()
     children = ChildSpec("a", a), ChildSpec("b", b)
     with Supervisor(tree(*children, strategy=Strategy.ONE_FOR_ALL, fruitless_limit=2)) as top:
         for ended, stopped in ((a, b), (b, a), (a, b), (b, a)):
@@ -161,16 +169,16 @@ def test_a_use_counts_also_if_the_child_is_stopped_for_a_sibling() -> None:
 
 
 def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:
-    puppet = Puppet()
+    scripted = ScriptedChild()
     spec = SupervisorSpec(
-        "top", intensity=Intensity(0), children=[ChildSpec("a", puppet)], count_preemption=False
+        "top", intensity=Intensity(0), children=[ChildSpec("a", scripted)], count_preemption=False
     )
     with Supervisor(spec) as top:
         for _ in range(3):
-            ctx = puppet.contexts.get(timeout=LIMIT)
+            ctx = scripted.contexts.get(timeout=LIMIT)
             ctx.exited(ExitReason(ExitKind.CRASH, signal=signal.SIGTERM))
 
-        puppet.contexts.get(timeout=LIMIT)
+        scripted.contexts.get(timeout=LIMIT)
         assert top.status().restarts == 0
 
 
@@ -199,7 +207,7 @@ def test_a_monitor_is_told_once_with_the_reason_also_afterwards() -> None:
 def test_every_reason_but_normal_crosses_a_link_unchanged(
     reason: ExitReason, notices: Notices
 ) -> None:
-    a = Puppet()
+    a = ScriptedChild()
     spec = tree(ChildSpec("a", a), ChildSpec("b", thread_child(wait_stop)))
     with Supervisor(spec, subscriber=notices) as top:
         b = top.child("b")
@@ -223,13 +231,13 @@ def test_a_watcher_that_raises_costs_nobody_the_news(
     def bad(_: Down) -> None:
         raise error
 
-    puppet = Puppet()
+    scripted = ScriptedChild()
     told: SimpleQueue[Down] = SimpleQueue()
-    with Supervisor(tree(ChildSpec("a", puppet)), subscriber=notices) as top:
+    with Supervisor(tree(ChildSpec("a", scripted)), subscriber=notices) as top:
         top.monitor("a", bad)
         top.monitor("a", told.put)
 
-        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+        scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
         notices.wait_started("top/a", 2)
         assert told.get(timeout=LIMIT).reason == CRASH
@@ -238,7 +246,7 @@ def test_a_watcher_that_raises_costs_nobody_the_news(
         assert (failed.path, failed.callback, failed.error) == ("top/a", "monitor", repr(error))
 
 
-@pytest.mark.parametrize("child", ["thread", "actor", "puppet"])
+@pytest.mark.parametrize("child", ["thread", "actor", "scripted"])
 def test_a_predicate_that_raises_says_nothing_and_costs_no_exit(
     child: str, notices: Notices
 ) -> None:
@@ -253,14 +261,14 @@ def test_a_predicate_that_raises_says_nothing_and_costs_no_exit(
             raise RuntimeError("boom")
         stop.wait()
 
-    puppet = Puppet()
-    start: Any = {"thread": thread_child(work), "actor": Echo.start, "puppet": puppet}[child]
+    scripted = ScriptedChild()
+    start: Any = {"thread": thread_child(work), "actor": Echo.start, "scripted": scripted}[child]
     spec = tree(ChildSpec("a", start), decider=Decider((Rule(bad, Directive.ESCALATE),)))
     with Supervisor(spec, subscriber=notices) as top:
         if child == "actor":
             top.child("a").tell(ValueError("boom"))
-        elif child == "puppet":
-            puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+        elif child == "scripted":
+            scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
         notices.wait_started("top/a", 2)
         failed = notices.wait(lambda n: isinstance(n, CallbackFailed))
@@ -284,7 +292,7 @@ def test_an_exception_that_cannot_be_shown_costs_no_exit(notices: Notices) -> No
 
 def test_a_trapping_side_is_told_and_not_stopped() -> None:
     told: SimpleQueue[Down] = SimpleQueue()
-    a, b = Puppet(), Puppet()
+    a, b = ScriptedChild(), ScriptedChild()
     with Supervisor(tree(ChildSpec("a", a), ChildSpec("b", b))) as top:
         link(top.lifeline("a"), top.lifeline("b"), on_down=told.put)
 

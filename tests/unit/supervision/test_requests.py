@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 from tests.support.processes import run_threads, start_thread, wait_until
-from tests.support.supervised_actors import CRASH, LIMIT, Echo, Notices, Puppet, tree, wait_stop
+from tests.support.supervised_actors import (
+    CRASH,
+    LIMIT,
+    Echo,
+    Notices,
+    ScriptedChild,
+    tree,
+    wait_stop,
+)
 
 from phalanx.supervision import (
     IGNORE,
@@ -68,12 +76,12 @@ def test_instances_are_numbered_and_a_number_is_never_used_twice() -> None:
 
 
 def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None:
-    release, starting, puppet = threading.Event(), threading.Event(), Puppet()
+    release, starting, scripted = threading.Event(), threading.Event(), ScriptedChild()
 
     def slow(ctx: Any) -> Any:
         starting.set()
         release.wait()
-        return puppet(ctx)
+        return scripted(ctx)
 
     with Supervisor(tree()) as top:
         adding = start_thread(lambda: top.start_child(ChildSpec("a", slow)))
@@ -152,12 +160,12 @@ def test_waiting_for_a_tree_on_the_thread_of_one_of_its_supervisors_raises_inste
                 except WouldDeadlock as error:
                     raised.put(error)
 
-    puppet = Puppet()
-    child = ChildSpec("a", puppet)
+    scripted = ScriptedChild()
+    child = ChildSpec("a", scripted)
     below = SupervisorSpec("sub", children=[child]) if nested else child
     with Supervisor(tree(below), subscriber=wait_for_itself) as top:
         top.subscribe(notices)
-        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+        scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
         for _ in range(2):
             assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))

@@ -18,7 +18,7 @@ from tests.support.supervised_actors import (
     LIMIT,
     Echo,
     Notices,
-    Puppet,
+    ScriptedChild,
     in_sub_process,
     stop_every_actor,
     tree,
@@ -89,16 +89,16 @@ def test_a_thread_that_raises_is_replaced_and_its_reason_told(notices: Notices) 
 
 
 def test_a_failed_start_stops_what_had_started_and_raises_with_the_cause() -> None:
-    puppet = Puppet()
+    scripted = ScriptedChild()
 
     def bad(ctx: Any) -> Any:
         raise OSError("no such device")
 
     with pytest.raises(StartFailed, match="no such device") as caught:
-        Supervisor(tree(ChildSpec("a", puppet), ChildSpec("b", bad)))
+        Supervisor(tree(ChildSpec("a", scripted), ChildSpec("b", bad)))
 
     assert isinstance(caught.value.__cause__, OSError)
-    assert puppet.told.get(timeout=LIMIT) == "terminate"
+    assert scripted.told.get(timeout=LIMIT) == "terminate"
 
 
 @pytest.mark.parametrize("nonsense", [None, 5, "handle"])
@@ -111,7 +111,7 @@ def test_a_start_function_that_returns_nonsense_has_failed(nonsense: object) -> 
 
 
 def test_a_hanging_start_fails_at_its_deadline_and_what_it_brings_later_is_killed() -> None:
-    release, late = threading.Event(), Puppet()
+    release, late = threading.Event(), ScriptedChild()
 
     def hang(ctx: Any) -> Any:
         release.wait()
@@ -143,11 +143,11 @@ def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: N
 def test_a_handle_that_raises_costs_its_siblings_nothing(
     error: BaseException, notices: Notices
 ) -> None:
-    class Bad(Puppet):
+    class Bad(ScriptedChild):
         def terminate(self, reason: ExitReason) -> None:
             raise error
 
-    good, bad = Puppet(), Bad()
+    good, bad = ScriptedChild(), Bad()
     spec = tree(ChildSpec("good", good), ChildSpec("bad", bad, shutdown=0.05))
     top = Supervisor(spec, subscriber=notices)
 
@@ -170,11 +170,11 @@ def test_a_supervisor_that_fails_itself_stops_its_children_and_tells_its_parent(
                 raise MemoryError("in the timers")
             return lambda: None
 
-    puppet, bystander = Puppet(), Puppet()
-    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet), ChildSpec("b", bystander)])
+    scripted, bystander = ScriptedChild(), ScriptedChild()
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", scripted), ChildSpec("b", bystander)])
     with Supervisor(tree(sub), subscriber=notices, timers=Clockwork()):
         armed.set()
-        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+        scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
         notices.wait_started("top/sub", 2)
         assert bystander.told.get(timeout=LIMIT) == "kill"
@@ -185,9 +185,9 @@ def test_a_supervisor_that_fails_itself_stops_its_children_and_tells_its_parent(
 
 
 def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_stop() -> None:
-    puppet = Puppet()
-    puppet.answers = False
-    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet, shutdown=0.05)])
+    scripted = ScriptedChild()
+    scripted.answers = False
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", scripted, shutdown=0.05)])
     top = Supervisor(tree(sub))
     nested = top._top.supervisors().get("sub")
     assert nested is not None
@@ -195,32 +195,32 @@ def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_sto
 
     top.kill()
 
-    assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
+    assert [scripted.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
     nested.thread.join(LIMIT)
     assert not nested.thread.is_alive()
     assert top.wait_closed(LIMIT) == KILLED
 
 
 def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_started() -> None:
-    release, puppet = threading.Event(), Puppet()
+    release, scripted = threading.Event(), ScriptedChild()
 
     def hang(ctx: Any) -> Any:
         release.wait()
         return IGNORE
 
     top = Supervisor(tree())
-    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet), ChildSpec("b", hang)])
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", scripted), ChildSpec("b", hang)])
 
     def ask() -> None:
         with suppress(SupervisorDown):
             top.start_child(sub)
 
     asking = start_thread(ask)
-    puppet.contexts.get(timeout=LIMIT)
+    scripted.contexts.get(timeout=LIMIT)
 
     top.kill()
 
-    assert puppet.told.get(timeout=LIMIT) == "kill"
+    assert scripted.told.get(timeout=LIMIT) == "kill"
     release.set()
     asking.join(LIMIT)
     for thread in threading.enumerate():
@@ -239,14 +239,14 @@ def test_an_exit_that_overtakes_its_start_is_posted_after_it(
             ending.join(LIMIT)
         posted.append(event)
 
-    spec = ChildSpec("a", Puppet())
+    spec = ChildSpec("a", ScriptedChild())
     above = SupervisorActor(
         SupervisorSpec("top"), "top", TreeServices(), on_start=print, on_exit=print
     )
     monkeypatch.setattr(above, "post", post)
     context = StartContext(above, StartChild("a", 1, 1, spec), LIMIT)
 
-    context.settle(Puppet())
+    context.settle(ScriptedChild())
 
     assert [type(event) for event in posted] == [Started, Exited]
 
@@ -302,30 +302,30 @@ def test_trees_log_to_stderr_and_one_that_the_program_forgets_to_stop_is_stopped
 
 
 def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
-    puppet = Puppet()
-    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet)])
+    scripted = ScriptedChild()
+    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", scripted)])
     top = Supervisor(spec)
     timers: Any = top._services.timers
     threads = [thread for thread in (top._top.thread, timers._thread) if thread is not None]
 
-    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+    scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
     for thread in threads:
         thread.join(LIMIT)
     assert [thread.is_alive() for thread in threads] == [False, False]
     gone = weakref.ref(top)
-    del top, puppet, spec, timers
+    del top, scripted, spec, timers
     gc.collect()
     assert gone() is None
 
 
 @pytest.mark.parametrize("path", ["a", "sub/b"])
 def test_who_asks_for_a_child_of_a_tree_that_has_ended_hears_of_the_end_and_why(path: str) -> None:
-    puppet = Puppet()
-    sub = SupervisorSpec("sub", children=[ChildSpec("b", Puppet())])
-    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet), sub])
+    scripted = ScriptedChild()
+    sub = SupervisorSpec("sub", children=[ChildSpec("b", ScriptedChild())])
+    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", scripted), sub])
     top = Supervisor(spec)
-    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+    scripted.contexts.get(timeout=LIMIT).exited(CRASH)
     top.wait_closed(LIMIT)
 
     for ask in (top.child, top.lifeline, top.restart_child):
@@ -339,7 +339,7 @@ def test_what_is_known_of_nested_supervisors_of_instances_goes_with_them() -> No
         for _ in range(3):
             key = top.start_child(SupervisorSpec("pool", Strategy.DYNAMIC), timeout=LIMIT)
             assert key is not None
-            top.supervisor(key).start_child(ChildSpec("a", Puppet()), timeout=LIMIT)
+            top.supervisor(key).start_child(ChildSpec("a", ScriptedChild()), timeout=LIMIT)
             top.terminate_child(key, timeout=LIMIT)
 
         assert top._services.instances == {"top": 3}
@@ -354,7 +354,7 @@ def test_a_tree_without_a_thread_to_run_on_says_so_and_leaves_nothing(
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
     with pytest.raises(StartFailed, match="top: the supervisor did not start: can't start new"):
-        Supervisor(tree(ChildSpec("a", Puppet())))
+        Supervisor(tree(ChildSpec("a", ScriptedChild())))
 
     assert not pykka.ActorRegistry.get_all()
 
@@ -423,19 +423,19 @@ def test_a_forked_process_cannot_use_the_tree_and_ends_without_it() -> None:
 
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
 def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: Any) -> None:
-    puppet = Puppet()
-    top = Supervisor(tree(ChildSpec("a", puppet)))
+    scripted = ScriptedChild()
+    top = Supervisor(tree(ChildSpec("a", scripted)))
 
     stop_every_actor(how)
 
     assert top.count_children(timeout=LIMIT).active == 1
     assert top.exit_reason is None
     top.close()
-    assert puppet.told.get(timeout=LIMIT) == "terminate"
+    assert scripted.told.get(timeout=LIMIT) == "terminate"
 
 
 def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_crash() -> None:
-    top = Supervisor(tree(ChildSpec("a", Puppet())))
+    top = Supervisor(tree(ChildSpec("a", ScriptedChild())))
     assert top._top.thread is not None
 
     strike(top._top.thread, RuntimeError)

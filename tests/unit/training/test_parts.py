@@ -29,8 +29,8 @@ from phalanx.integrations.torch import (
 )
 from phalanx.integrations.torch.agreement import Claim, agree
 from phalanx.integrations.torch.buffers import RankBuffers, Store
-from phalanx.integrations.torch.hidden import check_attributes
 from phalanx.integrations.torch.packing import Packed, unpack
+from phalanx.integrations.torch.untracked_state import check_attributes
 from phalanx.supervision import SpecError
 
 # --- samples and seeds ------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_a_call_in_doubt_may_have_set_weights_even_if_it_is_replayed() -> None:
     journal = Journal(["update"], harmless=["look"])
 
     for method in ("look", "list_loras", "update"):
-        journal.doubt(method)
+        journal.note_possible_update(method)
 
     assert journal.lost == ["update"]
 
@@ -95,10 +95,10 @@ def test_a_call_in_doubt_may_have_set_weights_even_if_it_is_replayed() -> None:
 def test_what_is_in_doubt_is_forgotten_with_the_updates_before_two_whole_ones() -> None:
     journal = Journal(["load", "finish"], superseding=["finish"])
 
-    journal.doubt("load")  # of the update that is ended next, perhaps
+    journal.note_possible_update("load")  # of the update that is ended next, perhaps
     journal.note("finish")
     assert journal.lost == ["load"]
-    journal.doubt("mine")
+    journal.note_possible_update("mine")
     journal.note("finish")
     assert journal.lost == ["mine"]
     journal.note("finish")

@@ -23,7 +23,7 @@ IN = int(zmq.POLLIN)  # plain numbers: arithmetic with ZeroMQ's own takes a micr
 OUT = int(zmq.POLLOUT)
 
 
-class Port:
+class BufferedSocket:
     """The socket *fd*, which belongs to this object from now on.
 
     Attributes:

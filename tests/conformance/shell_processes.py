@@ -1,8 +1,8 @@
 """Tiny real processes: each is a shell that ends as it is told, so that a start costs milliseconds.
 
-Guarantees: `Nursery.start` returns when the process has said that it is ready, and raises when it
-ended before. Every end is reported once, before anything that asked for it returns. Closing the
-nursery kills what is left.
+Guarantees: `ShellProcesses.start` returns when the process has said that it is ready, and raises
+when it ended before. Every end is reported once, before anything that asked for it returns. Closing
+the object kills what is left.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def exit_reason(code: int) -> ExitReason:
 
 
 class Process:
-    """One process of the nursery."""
+    """One process of `ShellProcesses`."""
 
     def __init__(self, do: str) -> None:
         pipe = subprocess.PIPE
@@ -81,7 +81,7 @@ class Process:
         return exit_reason(code)
 
 
-class Nursery:
+class ShellProcesses:
     """Starts the processes, and tells of their ends one at a time."""
 
     def __init__(self) -> None:

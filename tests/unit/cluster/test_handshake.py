@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cluster.link.greeting import greeting_of, why_unfit
+from phalanx.cluster.link.handshake import greeting_of, why_unfit
 
 OURS = greeting_of("0" * 32, "127.0.0.1")
 MINOR = ".".join(platform.python_version().split(".")[:2])

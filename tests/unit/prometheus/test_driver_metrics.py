@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.integrations.prometheus.account import DriverAccount
+from phalanx.integrations.prometheus.driver_metrics import DriverMetrics
 
 
 def event(name: str, at: float, **more: Any) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def shown(at: float, phase: str = "serving", calls: int = 0, **rank: Any) -> lis
     return [group, {"event": "phalanx.status_ended", "kind": "state", **end}]
 
 
-def account(*records: dict[str, Any], wall: float = 0.0) -> DriverAccount:
-    made = DriverAccount()
+def metrics_of(*records: dict[str, Any], wall: float = 0.0) -> DriverMetrics:
+    made = DriverMetrics()
     made.begin({}, 0.0)
     for record in records:
         made.take(record, float(record.get("at", 0.0)), wall)
@@ -45,7 +45,7 @@ def account(*records: dict[str, Any], wall: float = 0.0) -> DriverAccount:
 
 
 def test_a_recovery_is_divided_into_phases_that_add_up_to_its_total() -> None:
-    told = account(
+    told = metrics_of(
         event("group_up", 1.0),
         event("group_down", 10.0, cause=""),
         event("worker_started", 12.0, rank=0, took=0.5),
@@ -71,7 +71,7 @@ def test_a_recovery_is_divided_into_phases_that_add_up_to_its_total() -> None:
 
 
 def test_further_deaths_belong_to_the_recovery_under_way() -> None:
-    told = account(
+    told = metrics_of(
         event("group_down", 10.0, cause=""),
         event("group_down", 14.0, cause=""),
         event("group_up", 20.0),
@@ -82,14 +82,14 @@ def test_further_deaths_belong_to_the_recovery_under_way() -> None:
 
 
 def test_the_first_start_is_no_recovery_and_no_time_down() -> None:
-    told = account(*shown(1.0, "starting"), *shown(3.0, "starting"), event("group_up", 5.0))
+    told = metrics_of(*shown(1.0, "starting"), *shown(3.0, "starting"), event("group_up", 5.0))
 
     assert (told.groups["g"].serving, told.groups["g"].down) == (0.0, 0.0)
     assert told.groups["g"].recoveries["total"].sum == 0.0
 
 
 def test_service_is_counted_from_event_to_event_and_up_to_the_last_picture() -> None:
-    told = account(
+    told = metrics_of(
         event("group_up", 1.0),
         *shown(2.0),
         event("group_down", 5.0, cause=""),
@@ -102,7 +102,7 @@ def test_service_is_counted_from_event_to_event_and_up_to_the_last_picture() -> 
 
 
 def test_deaths_are_counted_by_rank_and_reason_and_hung_seconds_by_the_call() -> None:
-    told = account(
+    told = metrics_of(
         crashed(1.0, "killed"),
         crashed(2.0, "killed"),
         crashed(3.0, "unresponsive", call={"running_for": 5.5}),
@@ -130,7 +130,7 @@ def test_deaths_are_counted_by_rank_and_reason_and_hung_seconds_by_the_call() ->
 def test_progress_is_a_call_that_has_begun_or_ended(
     before: dict[str, Any], after: dict[str, Any], moves: bool
 ) -> None:
-    told = account(*shown(10.0, **before), wall=100.0)
+    told = metrics_of(*shown(10.0, **before), wall=100.0)
 
     for record in shown(11.0, **after):
         told.take(record, 11.0, 101.0)
@@ -139,7 +139,7 @@ def test_progress_is_a_call_that_has_begun_or_ended(
 
 
 def test_a_group_that_is_down_is_not_ready_before_the_next_picture_says_so() -> None:
-    told = account(event("group_up", 1.0), *shown(2.0))
+    told = metrics_of(event("group_up", 1.0), *shown(2.0))
     assert told.unready(2.5) == ""
 
     told.take(event("group_down", 2.6, cause=""), 2.6, 0.0)
@@ -149,13 +149,13 @@ def test_a_group_that_is_down_is_not_ready_before_the_next_picture_says_so() -> 
 
 
 def test_a_rank_that_is_not_up_is_named() -> None:
-    told = account(*shown(2.0, "mending", state="starting"))
+    told = metrics_of(*shown(2.0, "mending", state="starting"))
 
     assert told.unready(2.5) == "group g is mending: rank 0 is starting"
 
 
 def test_a_driver_that_falls_silent_is_unwell_and_one_without_executors_is_not() -> None:
-    told = account(*shown(2.0))
+    told = metrics_of(*shown(2.0))
     assert told.unwell(11.0) == ""
     assert told.unwell(13.0) == "the driver has not answered for 11 s"
 
@@ -166,7 +166,7 @@ def test_a_driver_that_falls_silent_is_unwell_and_one_without_executors_is_not()
 
 
 def test_a_group_that_has_ended_by_itself_counts_as_down_until_it_is_back() -> None:
-    told = account(event("group_up", 1.0), event("group_ended", 5.0, cause="too many deaths"))
+    told = metrics_of(event("group_up", 1.0), event("group_ended", 5.0, cause="too many deaths"))
 
     for record in shown(6.0, "ended"):
         told.take(record, 6.0, 0.0)
@@ -182,7 +182,7 @@ def test_a_group_that_has_ended_by_itself_counts_as_down_until_it_is_back() -> N
 
 
 def test_a_group_that_was_closed_counts_no_more() -> None:
-    told = account(event("group_up", 1.0), *shown(2.0), event("group_ended", 5.0, cause=""))
+    told = metrics_of(event("group_up", 1.0), *shown(2.0), event("group_ended", 5.0, cause=""))
 
     told.end("driver 1 has closed its stream", 9.0)
 
@@ -191,7 +191,7 @@ def test_a_group_that_was_closed_counts_no_more() -> None:
 
 
 def test_groups_that_have_ended_are_not_kept_without_limit() -> None:
-    told = account(*({**event("group_up", 1.0), "group": f"g{n}"} for n in range(1000)))
+    told = metrics_of(*({**event("group_up", 1.0), "group": f"g{n}"} for n in range(1000)))
 
     assert len(told.groups) == 256
     assert "g999" in told.groups

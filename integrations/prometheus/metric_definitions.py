@@ -1,4 +1,4 @@
-"""The metrics: their table, and the samples of each, made from an account when they are asked for.
+"""The metrics: their table, and the samples of each, made from `DriverMetrics` when asked for.
 
 Labels are group and rank, never pid: a series goes on when a rank is started anew.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from .account import DriverAccount, GroupAccount
+    from .driver_metrics import DriverMetrics, GroupMetrics
 
     Sample = tuple[tuple[str, ...], float]
 
@@ -125,13 +125,13 @@ def check_labels(labels: Mapping[str, Any]) -> None:
             raise SpecError(f"labels[{name!r}]", value, "give text")
 
 
-class AccountCollector:
-    """The metrics of *account*, which is read under *lock*, with *labels* added to each."""
+class DriverCollector:
+    """The metrics of *driver*, which is read under *lock*, with *labels* added to each."""
 
     def __init__(
-        self, account: DriverAccount, lock: threading.Lock, labels: Mapping[str, str]
+        self, driver: DriverMetrics, lock: threading.Lock, labels: Mapping[str, str]
     ) -> None:
-        self._account = account
+        self._driver = driver
         self._lock = lock
         self._names = tuple(labels)
         self._values = tuple(labels.values())
@@ -139,7 +139,7 @@ class AccountCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the table, in its order."""
         with self._lock:
-            samples = _samples(self._account, time.monotonic())
+            samples = _samples(self._driver, time.monotonic())
         for family in TABLE:
             names = (*family.labels, *self._names)
             yield self._fill(family, names, samples.get(family.name, ()))
@@ -157,22 +157,22 @@ class AccountCollector:
         return plain
 
 
-def _samples(account: DriverAccount, now: float) -> dict[str, list[Any]]:
+def _samples(driver: DriverMetrics, now: float) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {family.name: [] for family in TABLE}
-    found["phalanx_driver_up"].append(((), not account.unwell(now)))
-    for name, group in account.groups.items():
+    found["phalanx_driver_up"].append(((), not driver.unwell(now)))
+    for name, group in driver.groups.items():
         _add_counters(found, name, group)
         if group.now is not None:
             _add_present(found, name, group, group.now)
         elif group.ended:
             found["phalanx_group_up"].append(((name,), 0))
-    for tree in account.trees:
+    for tree in driver.trees:
         for child in (tree["root"], *tree["children"]):
             _add_child(found, child)
     return found
 
 
-def _add_counters(found: dict[str, list[Any]], name: str, group: GroupAccount) -> None:
+def _add_counters(found: dict[str, list[Any]], name: str, group: GroupMetrics) -> None:
     for (rank, reason), count in group.deaths.items():
         found["phalanx_rank_deaths_total"].append(((name, rank, reason), count))
     for rank, seconds in group.hung.items():
@@ -200,7 +200,7 @@ def _add_counters(found: dict[str, list[Any]], name: str, group: GroupAccount) -
 
 
 def _add_present(
-    found: dict[str, list[Any]], name: str, group: GroupAccount, now: dict[str, Any]
+    found: dict[str, list[Any]], name: str, group: GroupMetrics, now: dict[str, Any]
 ) -> None:
     ranks: list[dict[str, Any]] = now["ranks"]
     is_serving = now["phase"] == "serving" and not group.is_down  # an event is newer

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import WorkerOutput
 
 
-class FarOutput:
+class RemoteOutput:
     """The output of one incarnation; *output* are its ends here, which no process has."""
 
     def __init__(self, output: WorkerOutput) -> None:
@@ -25,15 +25,15 @@ class FarOutput:
         self._record = b""  # what there is of a log record whose rest is under way
         self._dropped = 0
 
-    def write(self, told: Output) -> None:
-        """Write what *told* brings; does nothing once it is closed."""
-        data = told.text.encode("utf-8", "surrogateescape")
+    def write(self, message: Output) -> None:
+        """Write what *message* brings; does nothing once it is closed."""
+        data = message.text.encode("utf-8", "surrogateescape")
         with self._lock:
-            fd = self._ends.get(told.stream)
+            fd = self._ends.get(message.stream)
             if fd is None:
                 return
-            self._dropped += told.dropped
-            if told.stream == "log":
+            self._dropped += message.dropped
+            if message.stream == "log":
                 *records, self._record = (self._record + data).split(b"\n")
                 for record in records:
                     self._put(fd, record)

@@ -1,4 +1,4 @@
-"""Account of one driver: what its stream has said, added up. No effects: time is an argument.
+"""Metrics of one driver: what its stream has said, added up. No effects: time is an argument.
 
 - Counters go on when a group restarts, or its supervisor builds it anew under the same name.
 - What a group is like now is that of the last whole picture, and is dropped with the driver.
@@ -18,7 +18,7 @@ from phalanx.runtime import Picture, Sketch
 
 RECOVERY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PHASES = ("detect", "gate", "launch", "start", "restore", "reform", "total")
-_HEARD = frozenset(
+_GROUP_EVENTS = frozenset(
     f"phalanx.{name}"
     for name in (
         *("worker_crashed", "worker_started", "worker_ready", "checkpoint_restored"),
@@ -69,7 +69,7 @@ class Recovery:
 
 
 @dataclass(slots=True)
-class GroupAccount:
+class GroupMetrics:
     """One group.
 
     Attributes:
@@ -100,7 +100,7 @@ class GroupAccount:
         default_factory=dict[tuple[int, int], tuple[int, float]]
     )
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Add what *event*, which is about this group, says."""
         at, rank = float(event["at"]), event.get("rank")
         match event["event"]:
@@ -180,7 +180,7 @@ def _has_moved(before: tuple[int, float], now: tuple[int, float]) -> bool:
     return now[0] != before[0] or now[1] > before[1] + _JITTER
 
 
-class DriverAccount:
+class DriverMetrics:
     """Everything known of one driver, or of those that follow one another under one name.
 
     Attributes:
@@ -191,24 +191,24 @@ class DriverAccount:
     """
 
     def __init__(self) -> None:
-        self.groups: dict[str, GroupAccount] = {}
+        self.groups: dict[str, GroupMetrics] = {}
         self.trees: list[dict[str, Any]] = []
         self.problem = "no driver was seen yet"
         self.is_alive = False
         self._picture: Picture | None = None
-        self._heard_at = 0.0
+        self._last_received_at = 0.0
         self._sketch = Sketch()
 
-    def begin(self, driver: dict[str, Any], now: float) -> None:  # noqa: ARG002  # an `Account`'s
+    def begin(self, driver: dict[str, Any], now: float) -> None:  # noqa: ARG002  # a `StreamConsumer`'s
         """Note that a driver is being followed from *now* on (monotonic)."""
-        self.problem, self._heard_at, self._sketch = "", now, Sketch()
+        self.problem, self._last_received_at, self._sketch = "", now, Sketch()
 
     def take(self, record: dict[str, Any], now: float, wall: float) -> None:
         """Add one message of the stream, heard *now* (monotonic), at *wall* (since 1970)."""
-        if record.get("event") in _HEARD:
-            self._group((record.get("report") or record)["group"]).hear(record)
+        if record.get("event") in _GROUP_EVENTS:
+            self._group((record.get("report") or record)["group"]).on_event(record)
         elif (picture := self._sketch.take(record)) is not None:
-            self._heard_at = now
+            self._last_received_at = now
             self._show(picture, wall)
 
     def end(self, problem: str, now: float, *, is_alive: bool = False) -> None:
@@ -226,7 +226,7 @@ class DriverAccount:
         """Return why the driver does not seem to work; empty if it answers."""
         if self.problem:
             return "" if self.is_alive else self.problem
-        return silence(self._heard_at, now)
+        return silence(self._last_received_at, now)
 
     def unready(self, now: float) -> str:
         """Return which group is not complete, or why that is not known; empty if all are."""
@@ -245,16 +245,16 @@ class DriverAccount:
             else (self._picture.incomplete())
         )
 
-    def _group(self, name: str) -> GroupAccount:
+    def _group(self, name: str) -> GroupMetrics:
         if name not in self.groups and len(self.groups) >= _MOST_GROUPS:
             gone = next((key for key, each in self.groups.items() if each.now is None), None)
             if gone is not None:
                 del self.groups[gone]
-        return self.groups.setdefault(name, GroupAccount())
+        return self.groups.setdefault(name, GroupMetrics())
 
     def _show(self, picture: Picture, wall: float) -> None:
         self._picture, self.trees = picture, picture.trees
-        at = max((group["at"] for group in picture.groups), default=self._heard_at)
+        at = max((group["at"] for group in picture.groups), default=self._last_received_at)
         shown = {group["group"]: group for group in picture.groups}
         for name, group in self.groups.items():
             if name not in shown:

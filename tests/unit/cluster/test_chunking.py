@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.cluster.link.chunking import Inbox, Outbox
 from phalanx.cluster.link.messages import (
     Launch,
     MalformedMessage,
@@ -16,7 +17,6 @@ from phalanx.cluster.link.messages import (
     decode,
     encode,
 )
-from phalanx.cluster.link.pieces import Inbox, Outbox
 
 PACE = 0.1
 

@@ -16,7 +16,7 @@ from phalanx.actors.spec.results import OutcomeKind
 from phalanx.runtime import Pulse, Vitals
 from phalanx.supervision import CallTimeout, Unhealthy, check_seconds
 
-from .heartbeat import PATIENCE
+from .heartbeat import HEARTBEAT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +35,7 @@ def check_health(group: Group, timeout: float) -> None:
     group.callbacks.check_may_wait("check_health")
     before, clock = group.view.ranks, group.clock
     deadline = clock() + check_seconds("timeout", timeout)
-    patience = min(PATIENCE, timeout / 2)  # of it is kept for the heartbeats
+    reserved = min(HEARTBEAT_TIMEOUT, timeout / 2)  # of it is kept for the heartbeats
     ping = [((), dict[str, Any]())]
     future = group.call(Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True)
     vitals: dict[int, Vitals] = {}
@@ -43,7 +43,7 @@ def check_health(group: Group, timeout: float) -> None:
     incarnations = {info.rank: info.incarnation for info in before}
     late, gone = set(incarnations), set[int]()
     with suppress(TimeoutError):
-        future.exception(max(0.0, deadline - patience - clock()))
+        future.exception(max(0.0, deadline - reserved - clock()))
     if future.done():
         late, gone = _silent(future, incarnations)
     if late:  # so far, or because this thread woke up long after the deadline
@@ -52,7 +52,7 @@ def check_health(group: Group, timeout: float) -> None:
         with closing(group.heartbeats.request(incarnations, complete.set)) as request:
             late, gone = _silent(future, incarnations)  # which ends at the call's own deadline
             if late:
-                complete.wait(PATIENCE - patience)
+                complete.wait(HEARTBEAT_TIMEOUT - reserved)
             replies = dict(request.replies)
     if not late and not gone:
         return

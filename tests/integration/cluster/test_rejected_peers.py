@@ -14,7 +14,7 @@ import pytest
 import zmq
 from tests.support.processes import LONG, wait_until
 
-from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.link.messages import (
     Answer,
     Beat,
@@ -44,7 +44,7 @@ class Told:
         return lambda *what: self.all.put((name, *what))
 
     def next(self, *but: str) -> tuple[Any, ...]:
-        while (told := self.all.get(timeout=LONG))[0] in ("ready", "heard", *but) or told[
+        while (told := self.all.get(timeout=LONG))[0] in ("ready", "beat_received", *but) or told[
             -1
         ] == EARLY:
             pass
@@ -246,7 +246,7 @@ def test_a_recorded_greeting_gets_nowhere(
         gateway.ask(1)
         assert told.next("refused")[0] == "asked"
 
-        with knock(gateway.endpoint) as raw:
+        with connect_raw(gateway.endpoint) as raw:
             raw.sendall(said)
             while raw.recv(1 << 16):
                 pass
@@ -258,7 +258,7 @@ def test_a_recorded_greeting_gets_nowhere(
 @contextlib.contextmanager
 def eavesdropper(endpoint: str, said: bytearray) -> Generator[str]:
     """Pass one connection on, and keep what its side says in *said*; yield where it listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server, knock(endpoint) as beyond:
+    with socket.create_server(("127.0.0.1", 0)) as server, connect_raw(endpoint) as beyond:
         ends: list[socket.socket] = []
 
         def copy(source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
@@ -285,7 +285,7 @@ def eavesdropper(endpoint: str, said: bytearray) -> Generator[str]:
         thread.join(LONG)
 
 
-def knock(endpoint: str) -> socket.socket:
+def connect_raw(endpoint: str) -> socket.socket:
     host, _, port = endpoint.removeprefix("tcp://").partition(":")
     raw = socket.create_connection((host, int(port)), LONG)
     raw.settimeout(LONG)

@@ -111,7 +111,7 @@ def attributes_of(
         kept: Left out; of a module what is in it is yielded.
         allowed: Names that are left out, with all that is in them.
     """
-    home, left_out = _home_of(owner.__class__), set(allowed)
+    package, left_out = _package_of(owner.__class__), set(allowed)
     known = {id(each) for each in kept}
     seen: set[int] = set()
     rest: list[tuple[str, Any]] = [("", owner)]
@@ -124,10 +124,10 @@ def attributes_of(
             yield before, value
         elif before and not isinstance(value, torch.nn.Module):
             continue
-        rest.extend(_parts_of(before, value, home))
+        rest.extend(_parts_of(before, value, package))
 
 
-def _parts_of(name: str, value: Any, home: str) -> Iterator[tuple[str, object]]:
+def _parts_of(name: str, value: Any, package: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         container = cast("Any", value)
         values: Iterable[object] = container.values() if isinstance(value, dict) else container
@@ -142,7 +142,7 @@ def _parts_of(name: str, value: Any, home: str) -> Iterator[tuple[str, object]]:
     elif isinstance(value, partial):
         yield from ((name, each) for each in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, (torch.nn.Module, SimpleNamespace)) or (
-        any(_home_of(base) == home for base in type(value).__mro__)
+        any(_package_of(base) == package for base in type(value).__mro__)
     ):
         dot = f"{name}." if name else ""
         for key, each in _attributes(value).items():
@@ -169,7 +169,7 @@ def _attributes(value: Any) -> dict[str, object]:
 _LONG = 1000  # a container that large holds data
 
 
-def _home_of(kind: type) -> str:
+def _package_of(kind: type) -> str:
     """Return the package or script that *kind* is from."""
     return str(kind.__module__).partition(".")[0]
 

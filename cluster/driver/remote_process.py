@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import process_tree
 
 
-class FarProcess:
+class RemoteProcess:
     """One incarnation of one rank. Stands for a `Process`.
 
     Args:
@@ -53,8 +53,8 @@ class FarProcess:
         pid: int,
         device: str,
         send: Callable[[Message], None],
-        on_exit: Callable[[FarProcess], None],
-        on_output: Callable[[FarProcess, Output], None],
+        on_exit: Callable[[RemoteProcess], None],
+        on_output: Callable[[RemoteProcess, Output], None],
     ) -> None:
         self.node, self.host, self.pid, self.label = node, host, pid, label
         self.device = device
@@ -70,7 +70,7 @@ class FarProcess:
         self._ended = threading.Event()
 
     def __repr__(self) -> str:
-        return f"<FarProcess {self.label!r} pid={self.pid} on {self.host}>"
+        return f"<RemoteProcess {self.label!r} pid={self.pid} on {self.host}>"
 
     def send_signal(self, sig: int) -> bool:
         """Have *sig* sent; return False if it has ended, as far as is known."""

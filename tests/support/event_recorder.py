@@ -10,16 +10,16 @@ from phalanx.actors import Executor
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
 
-class Heard:
+class EventRecorder:
     """The events of one kind of an executor, or all of them."""
 
     def __init__(self, ex: Executor[Any], kind: type = object) -> None:
         self.kind = kind
         self.seen: list[Any] = []
         self._news = threading.Condition()
-        ex.subscribe(self._hear)
+        ex.subscribe(self._on_event)
 
-    def _hear(self, event: Any) -> None:
+    def _on_event(self, event: Any) -> None:
         with self._news:
             if isinstance(event, self.kind):
                 self.seen.append(event)
