@@ -6,6 +6,7 @@ from phalanx.runtime import AsyncOutput as AsyncOutput
 from phalanx.runtime import CrashReport as CrashReport
 from phalanx.runtime import RankInfo as RankInfo
 
+from .api.aio import AsyncExecutor as AsyncExecutor
 from .api.children import executor_child as executor_child
 from .api.children import tree_from_toml as tree_from_toml
 from .api.children import worker_child as worker_child
@@ -37,6 +38,7 @@ from .spec.results import Emitted as Emitted
 from .spec.results import Outcome as Outcome
 from .spec.results import OutcomeKind as OutcomeKind
 from .spec.results import Status as Status
+from .spec.worker import Proxy as Proxy
 from .spec.worker import RemoteMethod as RemoteMethod
 from .spec.worker import WorkerActor as WorkerActor
 from .spec.worker import idempotent as idempotent

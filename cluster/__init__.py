@@ -13,7 +13,7 @@ from .driver.node_pool import NodePool as NodePool
 from .driver.options import ClusterOptions as ClusterOptions
 from .driver.remote_process import RemoteProcess as RemoteProcess
 from .join.options import JoinedNodes as JoinedNodes
-from .link.greeting import version_mismatches as version_mismatches
+from .link.handshake import version_mismatches as version_mismatches
 from .link.messages import Output as Output
 from .link.messages import RankLaunch as RankLaunch
 from .link.messages import RelayLink as RelayLink

@@ -29,6 +29,7 @@ from .distributed.abort import leave_process_groups as leave_process_groups
 from .distributed.rendezvous import Place as Place
 from .distributed.rendezvous import Rendezvous as Rendezvous
 from .distributed.rendezvous import RendezvousStore as RendezvousStore
+from .distributed.rendezvous import StoreExited as StoreExited
 from .distributed.rendezvous import init_process_group as init_process_group
 from .distributed.rendezvous import rendezvous_environment as rendezvous_environment
 from .event import Event as Event
@@ -97,6 +98,8 @@ from .process.helper import Helper as Helper
 from .process.interpreter import start_helper as start_helper
 from .process.launcher import Launcher as Launcher
 from .remote.gateway import Gateway as Gateway
+from .remote.gateway import GatewayExited as GatewayExited
+from .remote.gateway import MessageMalformed as MessageMalformed
 from .remote.gateway import PeerRejected as PeerRejected
 from .remote.options import Transport as Transport
 from .remote.options import Zmq as Zmq

@@ -10,6 +10,7 @@ from phalanx.supervision import LockNotHeld as LockNotHeld
 from phalanx.supervision import LockTimeout as LockTimeout
 from phalanx.supervision import MessageTooLarge as MessageTooLarge
 from phalanx.supervision import MissingPackage as MissingPackage
+from phalanx.supervision import NodeRefused as NodeRefused
 from phalanx.supervision import NoDevice as NoDevice
 from phalanx.supervision import NoNode as NoNode
 from phalanx.supervision import NotPicklable as NotPicklable

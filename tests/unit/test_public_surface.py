@@ -7,14 +7,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import phalanx
 import phalanx.chaos
 import phalanx.errors
+import phalanx.events
 import phalanx.testing
+from phalanx.runtime import Event
+from phalanx.supervision import Notice
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,6 +49,27 @@ def test_nothing_else_is_public() -> None:
     }
 
     assert sorted(others) == sorted(phalanx.__all__)  # each stands there once
+
+
+# They go to the log alone, or are what `status` shows.
+LOG_ONLY = {
+    *("CallbackFailed", "ForkUnsafe", "HelperReplaced", "HelperUnavailable", "LinesDropped"),
+    *("GroupStatus", "StatusEnded", "StreamUnavailable", "TreeStatus"),
+}
+
+
+def test_every_event_that_subscribers_get_is_public() -> None:
+    found, pending = set[str](), [Event, Notice]
+    while pending:
+        kind: Any = pending.pop()
+        pending += kind.__subclasses__()
+        layer = kind.__module__.split(".")[1]
+        if kind.__subclasses__() == [] and layer in ("actors", "cluster", "runtime"):
+            found.add(kind.__name__)
+
+    public = {name for name in dir(phalanx.events) if not name.startswith("_")}
+    notices = {kind.__name__ for kind in Notice.__subclasses__()}
+    assert (found - LOG_ONLY) | notices | {"Emitted"} == public
 
 
 def test_a_layer_is_an_attribute_and_an_unknown_name_is_refused() -> None:
