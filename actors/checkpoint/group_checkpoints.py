@@ -76,7 +76,7 @@ class CheckpointManager:
 
     def _publish_failure(self, rank: int, number: int, failure: RemoteFailure) -> None:
         """Publish that *rank* could not store its part of snapshot *number*."""
-        now, error = time.monotonic(), failure.headline
+        now, error = self._group.clock(), failure.headline
         is_new = now - self._failing.get(error, -_FAILED_INTERVAL) >= _FAILED_INTERVAL
         if is_new:
             self._failing[error] = now
@@ -90,7 +90,7 @@ class CheckpointManager:
         if kept is None:
             return
         self._failing.clear()
-        now = time.monotonic()
+        now = self._group.clock()
         is_logged = now - self._logged_at >= _TAKEN_INTERVAL
         if is_logged:
             self._logged_at = now
@@ -148,5 +148,5 @@ class CheckpointManager:
         self._publish(CheckpointRejected, number=number, why=why)
 
     def _publish(self, kind: type[Any], *, is_logged: bool = True, **about: Any) -> None:
-        event = kind(group=self._group.spec.name, at=time.monotonic(), **about)
+        event = kind(group=self._group.spec.name, at=self._group.clock(), **about)
         (self._group.publish if is_logged else self._group.deliver)(event)

@@ -14,7 +14,6 @@ through here: they run in their callers' threads.
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 from dataclasses import dataclass, field, replace
@@ -359,7 +358,7 @@ class GroupActor(ProtectedActor):
             tuple((worker.rank, worker.incarnation) for worker in workers),
             reason,
             now,
-            jitter=_jitter(),
+            jitter=self.group.jitter(),
             directive=self._deaths.directive(workers[0], reason),
             out_of_step=any(worker.out_of_step for worker in workers),
         )
@@ -373,7 +372,7 @@ class GroupActor(ProtectedActor):
         if self.group.probe is not None:
             self.group.probe.on_point("not_started", ranks=ranks, reason=str(reason))
         now = self._clock()
-        self._act(decide.ranks_exited(self._state, ranks, reason, now, jitter=_jitter()))
+        self._act(decide.ranks_exited(self._state, ranks, reason, now, jitter=self.group.jitter()))
 
     # --- planned changes ----------------------------------------------------------------
 
@@ -738,7 +737,3 @@ class GroupActor(ProtectedActor):
         process = None if worker is None else worker.process
         host = process.host if isinstance(process, RemoteProcess) else ""
         return RankInfo(rank, pid, incarnation, self._state.epoch, state, device, host=host)
-
-
-def _jitter() -> float:
-    return random.random()  # noqa: S311  # spreads restarts, hides nothing

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import random
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -119,6 +120,7 @@ class Group:
         replace: Whether an executor that has that name is ended first.
         parent: The supervisor that it is a child of; None if it stands alone.
         clock: The monotonic clock of its limits and of the runtime's event loop.
+        jitter: Returns the share of a back-off's spread that a wait gets, from 0 to below 1.
         poller: The readiness of channels; None for epoll(7).
         spawn: Runs launches beside the actor.
         begin: Starts the thread of the group's actor.
@@ -148,6 +150,7 @@ class Group:
         replace: bool = False,
         parent: Parent | None = None,
         clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
         poller: Poller | None = None,
         spawn: Spawn = spawn_thread,
         begin: Callable[[ProtectedActor], None] = start_actor,
@@ -155,6 +158,7 @@ class Group:
     ) -> None:
         probe = current_probe()
         self.clock = clock
+        self.jitter = jitter
         self.spawn = spawn
         self.channel = channel
         self.actor: GroupActor

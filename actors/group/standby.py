@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from typing import TYPE_CHECKING
 
@@ -116,8 +115,7 @@ class Standby:
         self._losses += 1
         wait = 0.0
         if self._losses > 1:
-            jitter = random.random()  # noqa: S311  # spreads starts, hides nothing
-            wait = _BACKOFF.delay(self._losses - 1, jitter)
+            wait = _BACKOFF.delay(self._losses - 1, self._group.jitter())
         now = self._group.clock()
         self._not_before = now + wait
         name = self._group.spec.name

@@ -6,7 +6,6 @@ large group is split into several records.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +78,7 @@ def status_of(
     spec: ExecutorSpec, group: Group, look: Callable[[], SupervisorSnapshot] | None
 ) -> Iterator[LoggedEvent]:
     """Yield the present state of the group, and of its tree if *look* returns one."""
-    view, ranks, now = group.view, group.ranks(), time.monotonic()
+    view, ranks, now = group.view, group.ranks(), group.clock()
     plane = group.plane
     meter = plane.meter = plane.meter or CallMeter(plane.clock)
     counts: dict[str, Any] = {**plane.counts(), **meter.counts()}

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 from dataclasses import replace
 from functools import partial
@@ -183,8 +182,7 @@ class SupervisorActor(ProtectedActor):
                 if backoff is None or not attempt:
                     self.post(action)
                 else:
-                    jitter = random.random()  # noqa: S311 # it only spreads restarts
-                    self._post_after(backoff.delay(attempt, jitter), action)
+                    self._post_after(backoff.delay(attempt, self.services.jitter()), action)
             case msg.Alarm(delay=delay):
                 if self._alarm is not None:
                     self._alarm()

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import random
 import sched
 import sys
 import threading
@@ -131,6 +132,7 @@ class TreeServices:
     Attributes:
         clock: The monotonic clock, in seconds.
         timers: Calls back at a time of that clock.
+        jitter: Returns the share of a back-off's spread that a wait gets, from 0 to below 1.
         spawn: Runs a function on a thread of the name given; like *begin*, which starts the thread
             of an actor, it raises if there is no thread left.
         instances: How many instances each supervisor has numbered, by path: a restarted supervisor
@@ -145,11 +147,12 @@ class TreeServices:
         *,
         clock: Clock = time.monotonic,
         timers: Timers | None = None,
+        jitter: Callable[[], float] = random.random,
         spawn: Callable[[Callable[[], None], str], object] = spawn_thread,
         begin: Callable[[ProtectedActor], None] = start_actor,
         log: Any = None,
     ) -> None:
-        self.clock, self.spawn, self._begin = clock, spawn, begin
+        self.clock, self.jitter, self.spawn, self._begin = clock, jitter, spawn, begin
         self.instances: dict[str, int] = {}
         self.timers = ThreadTimers() if timers is None else timers
         self._log = log

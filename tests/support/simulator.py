@@ -412,6 +412,7 @@ class Machine:
         """Return what a group takes beside its runtime."""
         return {
             "clock": self.simulation.time,
+            "jitter": lambda: 0.25,
             "begin": self.simulation.begin,
             "spawn": self.simulation.spawn,
             "channel": self._channel,

@@ -72,6 +72,7 @@ class Child:
             name=ctx.path,
             devices="cpu",
             intensity=(1, 60.0),
+            policy={"backoff": {"initial": 0.5}},
             hang_after=5.0,
             launch={"preload": ()},
         )
@@ -112,6 +113,7 @@ def run() -> list[tuple[float, str, str]]:
     services = TreeServices(
         clock=simulation.time,
         timers=simulation,
+        jitter=lambda: 0.25,
         spawn=simulation.spawn,
         begin=simulation.begin,
         log=Log(),
