@@ -43,6 +43,7 @@ _SHARES = (0.3, 0.9)
 _CALLERS = 8
 _TURN = 0.3  # seconds of calls of one size
 _FEW = 10  # rounds, at most, of what takes several seconds each
+_AGENTS = 6  # rounds, at most, each of which may cost Ray a node for ten minutes
 _RAYLETS = 3  # rounds, at most, each of which costs Ray a node
 
 
@@ -260,13 +261,14 @@ def ray(lab: Lab) -> None:
                     lab.found.note("ray", {"start": time.monotonic() - began})
         there.add("n2")
         with lab.site(4, 4, spares=1, options=options(spare_nodes=1)) as site:
-            for _ in lab.count("agent killed"):
+            for number in lab.count("agent killed", _AGENTS):
                 site.settle()
                 agent = site.above(0, 1)
                 took = site.strike(partial(kill, agent), NodeLost, tree(agent))
                 lab.found.note("ray.agent", took)
+                there.add(f"n{number + 3}")  # the second loss in ten minutes puts a machine aside
             for number in lab.count("raylet killed", _RAYLETS):
                 site.settle()
                 took = site.strike(partial(kill, site.above(0, 2)), NodeLost)
                 lab.found.note("ray.raylet", took)
-                there.add(f"n{number + 3}")
+                there.add(f"n{number + 3 + _AGENTS}")

@@ -114,9 +114,14 @@ class Site:
     # --- who is there ---------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Return when every rank serves, and every node is up, spares included."""
+        """Return when every rank serves, and every node is up, spares included.
+
+        Nodes on machines that were lost twice stand aside.
+        """
         deadline = time.monotonic() + LONG
-        while [each.state for each in self.group.status().nodes] != ["up"] * self._up:
+        while [e.state for e in self.group.status().nodes if e.state != "aside"] != [
+            "up"
+        ] * self._up:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the nodes are {self.group.status().nodes}")
             time.sleep(_POLL)

@@ -75,7 +75,7 @@ class Environments:
             name, _, path = each.partition("=")
             if name not in (*RECIPES, "phalanx"):  # of another version, not to be installed
                 raise SpecError("peer-env", each, f"write NAME=PATH; names: {', '.join(RECIPES)}")
-            python = _python_of(Path(path).expanduser())
+            python = _python_of(Path(path).expanduser().absolute())
             if python is None:
                 raise SpecError("peer-env", each, "there is neither bin/python nor an interpreter")
             self._named[name] = python
