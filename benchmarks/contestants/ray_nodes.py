@@ -36,7 +36,7 @@ class RayNodes(RayActors):
             "include_dashboard": False,
             "node_ip_address": self._where["here"],
             "object_store_memory": _STORE,
-            "temp_dir": tempfile.gettempdir(),
+            "temp_dir": str(Path(tempfile.gettempdir()) / "ray"),  # where Ray notes its address
         }
         cluster: Any = import_module("ray.cluster_utils")
         self._cluster = cluster.Cluster(initialize_head=True, head_node_args=head)
