@@ -132,15 +132,15 @@ class RemoteRank:
             said = self._said.pop(frame.call_id, [])
             now = self.page.begin(frame.call_id)
             sent_in = frame.incarnation
+            self.running = frame.call_id
+            self.recallable = collective
             if sent_in != now and self.page.is_void(
                 frame.call_id, sent_in, now, collective=collective
             ):
-                self.page.finish(frame.call_id, served=False)
+                self._ended_call(frame.call_id, served=False)
                 frame.drop()
                 self._answer(frame, Kind.SKIPPED)
                 continue
-            self.running = frame.call_id
-            self.recallable = collective
             if self._send(Lane.DATA, frame):
                 for each in said:
                     self._send(Lane.DATA, each)
@@ -224,6 +224,8 @@ class RemoteRank:
 
     def _pace(self, call_id: int, *, wanted: int = 0, made: int = 0) -> None:
         """Have the page say how long a stream takes for an item, as the rank's own would."""
+        if call_id != self.running and all(each.call_id != call_id for each in self._held):
+            return  # it has ended: what came after its last item would be kept for ever
         before = self._items.get(call_id, (0, 0))
         wanted, made = self._items[call_id] = max(wanted, before[0]), max(made, before[1])
         if call_id != self.running:
