@@ -168,19 +168,21 @@ class RemoteRank:
             if kind in (Kind.PASSED, Kind.SAVING):
                 self.line.taken(1)
                 return
-        if delivery.error is not None:
+        error, large = delivery.error, delivery.large
+        if error is None:
+            if large is not None:
+                large.lend(self._exchange.borrower)
+            file = None if large is None else large.file
+            try:
+                self.line.taken(port.send(delivery.packet(), file, counts=1))
+            except RuntimeFault as lost:
+                error = lost
+            if large is not None:
+                large.close()
+        if error is not None:
             answer = Kind.NOT_SAVED if kind == Kind.SAVED else Kind.ERROR
-            packet = error_packet(delivery.error, delivery.head, incarnation, answer)
+            packet = error_packet(error, delivery.head, incarnation, answer)
             self.line.taken(port.send(packet, counts=1))
-            return
-        large = delivery.large
-        if large is not None:
-            large.lend(self._exchange.borrower)
-        file = None if large is None else large.file
-        left = port.send(delivery.packet(), file, counts=1)
-        self.line.taken(left)
-        if large is not None:
-            large.close()
 
     def flush(self) -> None:
         """Send the driver what waited for room."""
