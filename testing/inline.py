@@ -132,9 +132,12 @@ class InlineGroup:
             future.set_result(value)
         return future if non_block else future.result()
 
-    def has_room(self, wake: Callable[[], None] | None = None) -> bool:  # noqa: ARG002  # as above
+    def has_room(self) -> bool:
         """Return True: a call never waits for a place."""
         return True
+
+    def when_room(self, _wake: Callable[[], None]) -> None:
+        """Return None, as `has_room` is always True."""
 
     @property
     def exit_reason(self) -> ExitReason | None:

@@ -365,7 +365,7 @@ class CallMethods(Generic[W]):
         def make(how: How, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             calls = self._at_once() if how == "awaitable" else self
 
-            def call(*, non_block: bool) -> Any:
+            def call(*, timeout: float | None = timeout, non_block: bool = True) -> Any:
                 words = (name, timeout, args, kwargs)
                 if rank is not None:
                     return calls.call(*words, rank=rank, retries=retries, non_block=non_block)
@@ -375,7 +375,10 @@ class CallMethods(Generic[W]):
                 return calls.declared_call(*words, retries=retries, non_block=non_block)
 
             if how == "awaitable":
-                return outcome_of(self._group, lambda: call(non_block=True))
+                limit = timeout
+                if timeout is None and rank is None and not any:
+                    limit = self._group.methods.find(name).declared.timeout
+                return outcome_of(self._group, name, limit, call)
             return call(non_block=how == "future")
 
         return cast("W", Proxy(make))

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.calls.call import check_timeout
 from phalanx.supervision import (
-    CallTimeout,
     ExecutorClosed,
     WorkerDied,
     check_kind,
 )
 from phalanx.supervision import Supervisor as BaseSupervisor
 
-from .aio import AsyncCalls, outcome_of
+from .aio import AsyncCalls, not_sent, outcome_of
 from .calls import CallMethods
 from .executor import Executor
 
@@ -99,7 +98,7 @@ class _LastingGroup:
             try:
                 executor = self.executor(0.0 if at_once else _left(deadline), executor)
             except TimeoutError:
-                raise _not_sent(args[1], timeout) from None
+                raise not_sent(args[1], timeout) from None
             group = executor.group
             options |= {"timeout": _left(deadline), "at_once": at_once}
             try:
@@ -121,12 +120,12 @@ class _LastingGroup:
                     executor = self.executor(0.0, executor)
                 except TimeoutError:
                     if deadline is not None and time.monotonic() >= deadline:
-                        raise _not_sent(args[1], seconds) from None
+                        raise not_sent(args[1], seconds) from None
                 else:
                     group = executor.group
                     call = functools.partial(group.call, *args, **options)
                     try:
-                        return await outcome_of(group, call)
+                        return await outcome_of(group, args[1], options["timeout"], call)
                     except (ExecutorClosed, WorkerDied) as error:
                         if _may_have_run(error, group):
                             raise
@@ -150,20 +149,14 @@ class _LastingGroup:
 
         return self._tree.subscribe(tell)
 
-    def has_room(self, wake: Callable[[], None]) -> bool:  # noqa: ARG002  # as `Group` has it
-        return True  # each attempt looks at the executor's
+    def when_room(self, _wake: Callable[[], None]) -> None:
+        """Each attempt waits for room in the executor's queue."""
 
     @property
     def view(self) -> Status:
         with suppress(TimeoutError):  # that of the last one, while there is none
             self.executor(0.0)
         return self._view
-
-
-def _not_sent(method: Any, timeout: float | None) -> CallTimeout:
-    """Return the error of a call of *method* for which there was no executor in time."""
-    name = method if isinstance(method, str) else repr(method)
-    return CallTimeout(name, (), timeout or 0.0, sent=False)
 
 
 def _may_have_run(error: ExecutorClosed | WorkerDied, group: Any) -> bool:

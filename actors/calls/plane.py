@@ -18,6 +18,7 @@ import os
 import select
 import threading
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.actors.signals.interrupts import uninterrupted
@@ -189,14 +190,29 @@ class CallPlane:
                 raise self._queue.closed()
 
     @uninterrupted
-    def has_room(self, wake: Callable[[], None] | None = None) -> bool:
-        """Whether there is room for a call; else *wake* is called under the lock once there is."""
+    def has_room(self) -> bool:
+        """Whether there is room for a call."""
+        with self.lock.asked():
+            return self._queue.closed is not None or not self._queue.is_full
+
+    @uninterrupted
+    def when_room(self, wake: Callable[[], None]) -> Callable[[], None] | None:
+        """Return None if there is room for a call; else what withdraws the caller.
+
+        *wake* is called under the lock once there is room. A caller that makes no call then has to
+        withdraw too: the next in line gets its place.
+        """
         with self.lock.asked():
             if self._queue.closed is not None or not self._queue.is_full:
-                return True
-            if wake is not None:
-                self._queue.block(wake)
-            return False
+                return None
+            return partial(self._give_up, self._queue.block(wake))
+
+    @uninterrupted
+    def _give_up(self, place: Ticket) -> None:
+        """Withdraw the caller that waits for *place*, or has it and makes no call."""
+        with self.lock.asked():
+            self._queue.unblock(place)
+            self.pump()
 
     # --- callers: one call ----------------------------------------------------------------
 
@@ -222,8 +238,7 @@ class CallPlane:
                 admitted = self._reader.wait(place, call.options.deadline)
             finally:
                 if not admitted:
-                    with self.lock.asked():
-                        self._queue.unblock(place)
+                    self._give_up(place)
                     call.drop()
             if not admitted:
                 raise call.timed_out()

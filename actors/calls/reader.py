@@ -153,7 +153,8 @@ class Reader:
         self.want_to_write = self._poller.want_to_write
         self._reader = 0  # the thread that reads; 0 for none
         self._reads_for: Waitable | None = None
-        self._sleepers: set[int] = set()  # the threads that wait while another reads
+        # The threads that wait while another reads, and the locks that are released to wake them.
+        self._sleepers: dict[int, threading.Lock] = {}
         self._next: deque[threading.Lock] = deque()  # callers that could read
         self._armed = False
         self._ticking = False
@@ -173,28 +174,28 @@ class Reader:
 
         Not for a thread that is waiting already (`is_mine`) and was interrupted.
         """
-        while not what.done:
-            turn: threading.Lock | None = None
-            leaves = True
-            # One block around all of it: an exception may be thrown in at any step, and a reader
-            # that does not read would leave every other caller waiting.
-            try:
+        if what.done:
+            return True
+        # One block around all of it: an exception may be thrown in at any step, and a reader that
+        # does not read would leave every other caller waiting.
+        try:
+            while True:
                 turn = self._enter(what)
                 if turn is None:
                     self._read_until(what, deadline)
                 else:
                     left = None if deadline is None else deadline - self._clock()
                     turn.acquire(timeout=next(wait_periods(left)))
-                leaves = what.done or (deadline is not None and self._clock() >= deadline)
-            finally:
-                try:
-                    self._exit(turn, what, leaves=leaves)
-                except BaseException:  # thrown in
-                    self._exit(turn, what, leaves=leaves)
-                    raise
-            if deadline is not None and not what.done and self._clock() >= deadline:
-                return False
-        return True
+                if what.done:
+                    return True
+                if deadline is not None and self._clock() >= deadline:
+                    return False
+        finally:
+            try:
+                self._exit(what)
+            except BaseException:  # thrown in
+                self._exit(what)
+                raise
 
     def is_mine(self) -> bool:
         """Whether this thread waits here, and may read for others."""
@@ -257,10 +258,17 @@ class Reader:
 
     @uninterrupted
     def _enter(self, what: Waitable) -> threading.Lock | None:
-        """Make this thread the reader and return None, or a lock that is released to wake it."""
+        """Make this thread the reader and return None, or a lock that is released to wake it.
+
+        A thread that has followed may have been woken to read: it reads, follows another reader, or
+        leaves by `_exit`, and each is under the lock.
+        """
+        me = threading.get_ident()
         with self._lock.unasked:
-            if not self._reader:
-                self._reader = threading.get_ident()
+            if me in self._sleepers:
+                self._unfollow(me, what)
+            if not self._reader or self._reader == me:
+                self._reader = me
                 self._reads_for = what
                 if self._armed:
                     self._disarm()
@@ -268,34 +276,36 @@ class Reader:
             turn = threading.Lock()
             if not what.done:
                 turn.acquire()
+                self._sleepers[me] = turn
                 what.waiters += (turn,)
                 self._next.append(turn)
-                self._sleepers.add(threading.get_ident())
             return turn
 
     @uninterrupted
-    def _exit(self, turn: threading.Lock | None, what: Waitable, *, leaves: bool) -> None:
+    def _exit(self, what: Waitable) -> None:
+        me = threading.get_ident()
         with self._lock.unasked:
-            if turn is not None:
-                self._unfollow(turn, what, leaves=leaves)
-            elif self._reader == threading.get_ident():
+            if self._reader == me:
                 self._reader = 0
                 self._reads_for = None
                 if self._next or self._table.owed or self._closing is not None:
                     self._pass_on()
+            elif me in self._sleepers and not self._unfollow(me, what):
+                self._pass_on()
 
-    def _unfollow(self, turn: threading.Lock, what: Waitable, *, leaves: bool) -> None:
-        """Take a follower off the lists, however its wait ended."""
-        self._sleepers.discard(threading.get_ident())
+    def _unfollow(self, me: int, what: Waitable) -> bool:
+        """Take a follower off the lists; False if it may have been woken to read."""
+        turn = self._sleepers[me]
         with contextlib.suppress(ValueError):
             at = what.waiters.index(turn)
             what.waiters = what.waiters[:at] + what.waiters[at + 1 :]
         try:
             self._next.remove(turn)
         except ValueError:
-            # It may have been made the reader just as it was served or gave up: pass the role on.
-            if leaves:
-                self._pass_on()
+            return False
+        finally:
+            del self._sleepers[me]
+        return True
 
     def _pass_on(self) -> None:
         """Make a waiting caller the reader, or else the event loop."""

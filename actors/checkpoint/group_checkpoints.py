@@ -44,7 +44,7 @@ class CheckpointManager:
         self._group = group
         self._coordinator = group.checkpoints
         self._logged_at = -_TAKEN_INTERVAL
-        self._failing: dict[str, float] = {}  # error: when it was logged
+        self._failing: dict[tuple[int, str], float] = {}  # rank, type of error: when it was logged
         # Notices of the coordinator, on any thread.
         self.due = partial(group.post, self._checkpoint)
         self.failed = partial(group.post, self._publish_failure)
@@ -76,11 +76,11 @@ class CheckpointManager:
 
     def _publish_failure(self, rank: int, number: int, failure: RemoteFailure) -> None:
         """Publish that *rank* could not store its part of snapshot *number*."""
-        now, error = self._group.clock(), failure.headline
-        is_new = now - self._failing.get(error, -_FAILED_INTERVAL) >= _FAILED_INTERVAL
+        now, cause = self._group.clock(), (rank, failure.type_name)  # each text may be another
+        is_new = now - self._failing.get(cause, -_FAILED_INTERVAL) >= _FAILED_INTERVAL
         if is_new:
-            self._failing[error] = now
-        about: dict[str, Any] = {"error": error, "trace": failure.trace}
+            self._failing[cause] = now
+        about: dict[str, Any] = {"error": failure.headline, "trace": failure.trace}
         self._publish(CheckpointFailed, is_logged=is_new, rank=rank, number=number, **about)
 
     def _publish_kept(self, kept: Snapshot | None) -> None:

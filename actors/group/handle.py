@@ -310,9 +310,13 @@ class Group:
 
     # --- inspection ---------------------------------------------------------------------
 
-    def has_room(self, wake: Callable[[], None] | None = None) -> bool:
+    def has_room(self) -> bool:
         """See `CallPlane.has_room`."""
-        return self.plane.has_room(wake)
+        return self.plane.has_room()
+
+    def when_room(self, wake: Callable[[], None]) -> Callable[[], None] | None:
+        """See `CallPlane.when_room`."""
+        return self.plane.when_room(wake)
 
     @property
     def is_failed(self) -> bool:

@@ -50,6 +50,8 @@ class Shutdown:
 
         at = self._group.clock() + seconds
         timer = self._group.runtime.loop.call_at(at, partial(self._group.post, due))
+        for past in [each for each in worker.timers if not each.is_pending]:
+            worker.timers.remove(past)  # a survivor gets some with each epoch
         worker.timers.append(timer)
 
     def ask(self, worker: Worker, *, hurry: bool) -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.wire.packet_decoder import Frame, receive, send, unbundle
 from phalanx.runtime.wire.packet_header import Kind
+from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader
@@ -46,11 +48,21 @@ class BufferedSocket:
         return bool(self._waiting)
 
     def send(self, packet: bytes, file: int | None = None, *, counts: int = 0) -> int:
-        """Send *packet*, on which *file* rides; return *counts*, or 0 where it has to wait."""
-        if self._waiting or not self._sent(packet, file):
-            self._waiting.append((packet, None if file is None else os.dup(file), counts))
-            return 0
-        return counts
+        """Send *packet*, on which *file* rides; return *counts*, or 0 where it has to wait.
+
+        Raises:
+            RuntimeFault: it would have to wait, and no descriptor is free to keep its file.
+        """
+        if not self._waiting and self._sent(packet, file):
+            return counts
+        if file is not None:
+            try:
+                with descriptor_limit.all_available():
+                    file = os.dup(file)
+            except OSError as error:
+                raise RuntimeFault(f"a message was lost: {error}; raise `ulimit -n`") from error
+        self._waiting.append((packet, file, counts))
+        return 0
 
     def flush(self) -> int:
         """Send what waits, as far as there is room; return what that counts."""

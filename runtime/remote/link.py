@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
 from phalanx.runtime.wire.packet_encoder import (
     Payload,
@@ -39,7 +40,7 @@ from phalanx.runtime.wire.packet_header import (
     Flag,
     Kind,
 )
-from phalanx.supervision import MessageTooLarge
+from phalanx.supervision import MessageTooLarge, RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,15 +59,19 @@ class IncomingBody:
     def __init__(self, size: int, arena: Arena | None) -> None:
         """Find a place for *size* bytes; without an *arena* in a file."""
         self.missing = size
-        self.error: MessageTooLarge | None = None
+        self.error: Exception | None = None
         self._size = size
         self._extent: Extent | None = None
         self._file: int | None = None
         try:
             self._extent = None if arena is None else arena.place(size)
-            self._file = new_message_file(size) if self._extent is None else None
+            if self._extent is None:
+                with descriptor_limit.all_available():
+                    self._file = new_message_file(size)
         except MessageTooLarge as error:
             self.error = error
+        except OSError as error:
+            self.error = RuntimeFault(f"a message was lost: {error}; raise `ulimit -n`")
 
     def write(self, piece: memoryview) -> bool:
         """Put the next piece down; return False if it is longer than what is missing."""
@@ -163,7 +168,7 @@ class Delivery:
     body: bytes
     large: Payload | None = None
     shared: int = 0
-    error: MessageTooLarge | None = None
+    error: Exception | None = None
 
     def packet(self, *, flags: int = 0, incarnation: int | None = None) -> bytes:
         """Return the packet for the next socket: *flags* added, *incarnation* replaced."""

@@ -132,15 +132,15 @@ class RemoteRank:
             said = self._said.pop(frame.call_id, [])
             now = self.page.begin(frame.call_id)
             sent_in = frame.incarnation
+            self.running = frame.call_id
+            self.recallable = collective
             if sent_in != now and self.page.is_void(
                 frame.call_id, sent_in, now, collective=collective
             ):
-                self.page.finish(frame.call_id, served=False)
+                self._ended_call(frame.call_id, served=False)
                 frame.drop()
                 self._answer(frame, Kind.SKIPPED)
                 continue
-            self.running = frame.call_id
-            self.recallable = collective
             if self._send(Lane.DATA, frame):
                 for each in said:
                     self._send(Lane.DATA, each)
@@ -168,19 +168,21 @@ class RemoteRank:
             if kind in (Kind.PASSED, Kind.SAVING):
                 self.line.taken(1)
                 return
-        if delivery.error is not None:
+        error, large = delivery.error, delivery.large
+        if error is None:
+            if large is not None:
+                large.lend(self._exchange.borrower)
+            file = None if large is None else large.file
+            try:
+                self.line.taken(sock.send(delivery.packet(), file, counts=1))
+            except RuntimeFault as lost:
+                error = lost
+            if large is not None:
+                large.close()
+        if error is not None:
             answer = Kind.NOT_SAVED if kind == Kind.SAVED else Kind.ERROR
-            packet = error_packet(delivery.error, delivery.head, incarnation, answer)
+            packet = error_packet(error, delivery.head, incarnation, answer)
             self.line.taken(sock.send(packet, counts=1))
-            return
-        large = delivery.large
-        if large is not None:
-            large.lend(self._exchange.borrower)
-        file = None if large is None else large.file
-        left = sock.send(delivery.packet(), file, counts=1)
-        self.line.taken(left)
-        if large is not None:
-            large.close()
 
     def flush(self) -> None:
         """Send the driver what waited for room."""
@@ -224,6 +226,8 @@ class RemoteRank:
 
     def _pace(self, call_id: int, *, wanted: int = 0, made: int = 0) -> None:
         """Have the page say how long a stream takes for an item, as the rank's own would."""
+        if call_id != self.running and all(each.call_id != call_id for each in self._held):
+            return  # it has ended: what came after its last item would be kept for ever
         before = self._items.get(call_id, (0, 0))
         wanted, made = self._items[call_id] = max(wanted, before[0]), max(made, before[1])
         if call_id != self.running:

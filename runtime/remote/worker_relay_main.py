@@ -29,7 +29,7 @@ from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.memory.mapping import DriverExchange
 from phalanx.runtime.wire.packet_header import Flag, Kind
 from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
-from phalanx.supervision import MessageTooLarge
+from phalanx.supervision import RuntimeFault
 
 from .buffered_socket import IN, OUT, BufferedSocket
 from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say
@@ -132,7 +132,7 @@ class _WorkerSlot:
     def take(
         self,
         parts: Sequence[memoryview],
-        bodies: Mapping[int, Payload | MessageTooLarge],
+        bodies: Mapping[int, Payload | Exception],
         now: float,
     ) -> None:
         """Take a message of the driver's side."""
@@ -155,33 +155,36 @@ class _WorkerSlot:
             case _:
                 pass
 
-    def _deliver(self, delivery: Delivery, bodies: Mapping[int, Payload | MessageTooLarge]) -> None:
+    def _deliver(self, delivery: Delivery, bodies: Mapping[int, Payload | Exception]) -> None:
         """Pass a packet of the driver's on to the worker."""
         kind = delivery.head[1]
         sock = self.data if delivery.lane is Lane.DATA else self.control
         if delivery.shared:
             body = bodies[delivery.shared]  # it has come before: the order of a link is kept
-            if isinstance(body, MessageTooLarge):
+            if isinstance(body, Exception):
                 delivery.error = body
             else:
                 delivery.large = body
-        if delivery.error is not None:
+        error, large = delivery.error, delivery.large
+        if error is None:
+            if kind == Kind.CALL:
+                packet = delivery.packet(flags=Flag.PACED, incarnation=self._round)
+            else:
+                packet = delivery.packet()
+            if large is not None:
+                large.lend(self._exchange.borrower)
+            file = None if large is None else large.file
+            try:
+                self.line.taken(sock.send(packet, file, counts=1))
+            except RuntimeFault as lost:
+                error = lost
+            if large is not None and not delivery.shared:
+                large.close()
+        if error is not None:
             self.line.taken(1)
             if kind == Kind.CALL:
-                packet = error_packet(delivery.error, delivery.head, self._incarnation)
+                packet = error_packet(error, delivery.head, self._incarnation)
                 self.line.send_packet(Lane.DATA, packet)
-            return
-        if kind == Kind.CALL:
-            packet = delivery.packet(flags=Flag.PACED, incarnation=self._round)
-        else:
-            packet = delivery.packet()
-        large = delivery.large
-        if large is not None:
-            large.lend(self._exchange.borrower)
-        file = None if large is None else large.file
-        self.line.taken(sock.send(packet, file, counts=1))
-        if large is not None and not delivery.shared:
-            large.close()
 
     def close(self) -> None:
         """Let the worker go."""
@@ -201,7 +204,7 @@ class _Relay:
         self._link = Link(self._post, now)
         self._bodies_line = Line(BODIES, self._arena)
         self._bodies_line.attach(self._link)
-        self._bodies: dict[int, Payload | MessageTooLarge] = {}
+        self._bodies: dict[int, Payload | Exception] = {}
         self._slots: dict[int, _WorkerSlot] = {}
         self._is_done = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -346,7 +349,7 @@ class _Relay:
                 self._bodies[head[4]] = body
             case (Say.FORGET, number, _):
                 body = self._bodies.pop(number, None)
-                if body is not None and not isinstance(body, MessageTooLarge):
+                if body is not None and not isinstance(body, Exception):
                     body.close()
             case (Say.BYE, _, _):
                 self._is_done = True

@@ -164,6 +164,8 @@ class Inbox:
         elif frame.kind not in (Kind.MORE, Kind.CLOSE):
             self._ahead.append(frame)
         elif frame.call_id >= self._latest and self._granted.get(frame.call_id) != CLOSED:
+            for ended in [each for each in self._granted if each < self._latest]:
+                self.forget(ended)  # it came after the end of its stream, or that never began
             if frame.kind == Kind.CLOSE:
                 self._begun[frame.call_id] = frame.extra
             self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra

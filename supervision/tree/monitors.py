@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from phalanx.supervision.core.restart_rules import ExitKind, ExitReason
@@ -88,12 +89,21 @@ def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> C
     """Link *one* and *other*: either ends with the other, except after a normal end.
 
     With *on_down* the side of *other* traps: it is not asked to end when *one* ends, *on_down* is
-    called instead, for normal ends too. Returns a function that unlinks them.
+    called instead, for normal ends too. The end of either ends the link. Returns a function that
+    unlinks them.
     """
-    cancels = one.monitor(on_down or other.follow), other.monitor(one.follow)
+    cancels: list[Cancel] = []
 
     def unlink() -> None:
         for cancel in cancels:
             cancel()
 
+    def carry(watcher: Watcher, down: Down) -> None:
+        unlink()  # the side that lives on would keep the other for each link that it ever had
+        watcher(down)
+
+    cancels.append(one.monitor(partial(carry, on_down or other.follow)))
+    cancels.append(other.monitor(partial(carry, one.follow)))
+    if one.reason is not None or other.reason is not None:
+        unlink()
     return unlink

@@ -123,6 +123,7 @@ class Rank:
         known = address.invitation
         key = z85.encode(known.secret if secret is None else secret)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.SNDTIMEO, int(LONG * 1000))
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
         self.socket.setsockopt(zmq.ROUTING_ID, known.route if route is None else route)
         self.socket.setsockopt(zmq.CURVE_SERVERKEY, known.server_key.encode())

@@ -17,7 +17,7 @@ from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, Limits
-from phalanx.supervision import CallTimeout, WouldDeadlock
+from phalanx.supervision import CallTimeout, NotPicklable, WouldDeadlock
 
 WAIT = 30.0
 
@@ -260,6 +260,35 @@ def test_a_task_cancelled_while_it_waits_for_a_place_has_called_nothing(
     assert [future.result(WAIT) for future in full] == [None, None]
     assert ex.collective_rpc("echo", WAIT, args=(1,)) == [1]
     assert not notes.exists()
+
+
+def test_a_task_waits_for_a_place_up_to_its_deadline_and_passes_on_one_that_it_does_not_use(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Echo, 1, limits=Limits(queue_depth=1))
+    gates = [tmp_path / "first", tmp_path / "second"]
+    full = [ex.submit("gated", args=(str(gate),)) for gate in gates]
+
+    async def main() -> None:
+        for late in (ex.aio.collective_rpc("echo", 0.1, (1,)), ex.proxy(timeout=0.1).echo.aio(1)):
+            with pytest.raises(CallTimeout, match=r"echo: never sent.* 0\.1 s"):
+                await late
+        cancelled, wrong, last = [
+            asyncio.ensure_future(ex.aio.call("echo", WAIT, (argument,), rank=0))
+            for argument in (1, threading.Lock(), 7)
+        ]
+        for _ in range(3):  # they have come to where they wait
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        gates[0].touch()  # there is a place now, behind the second
+        with pytest.raises(NotPicklable):
+            await wrong
+        gates[1].touch()
+        assert await last == 7
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+    assert [future.result(WAIT) for future in full] == [None, None]
 
 
 class Fills:

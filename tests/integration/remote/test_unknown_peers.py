@@ -9,12 +9,16 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress
 
-from phalanx.runtime import Frame
+from phalanx.runtime import EVERY_RANK, Frame, Kind, LargeFrame, Payload
 from phalanx.runtime.remote.gateway import PeerRejected
+from phalanx.runtime.remote.link import PIECE, Lane
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
+from phalanx.runtime.wire.packet_encoder import write_file
+from phalanx.supervision import RuntimeFault
 
 from .test_gateway import GREETING, serves
 
@@ -59,13 +63,8 @@ def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
 ) -> None:
     driver = driver_of(Zmq())
     first, mine = joined(driver)
-    pid = driver.gateway.pid
-    assert pid is not None
-    used = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    free = (number for number in itertools.count() if number not in used)
 
-    few = next(itertools.islice(free, 3, None))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, few))
+    keep_descriptors(driver, 3)
     second = driver.add_rank()
     second.control.settimeout(LONG)
     ended = second.control.recv(1)
@@ -73,6 +72,42 @@ def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
     assert ended == b""
     assert second.next() is Arrival.END
     serves(first, mine, 1)
+
+
+def test_a_body_for_which_no_descriptor_is_free_is_that_calls_error(
+    driver_of: Callable[[Zmq], Driver], joined: Joined
+) -> None:
+    driver = driver_of(Zmq())
+    first, mine = joined(driver)
+    keep_descriptors(driver, 0)
+    payload = Payload.in_file(write_file([memoryview(bytes(PIECE))], [0], PIECE), PIECE)
+    assert payload.file is not None
+    state = LargeFrame(Kind.SAVED, payload.flags, 1, 1, 1, EVERY_RANK, payload.tail)
+    state.fds = [payload.file]
+
+    first.call(1)
+    assert mine.takes_call() == 1
+    mine.line.send(Lane.DATA, state)
+    mine.answers(1)
+    lost, answer = first.next(), first.next()
+
+    assert isinstance(lost, Frame)
+    assert lost.kind == Kind.NOT_SAVED
+    with pytest.raises(RuntimeFault, match="Too many open files.*ulimit"):
+        raise lost.value().revive()
+    assert isinstance(answer, Frame)
+    assert answer.kind == Kind.REPLY
+    serves(first, mine, 2)
+
+
+def keep_descriptors(driver: Driver, number: int) -> None:
+    """Have the gateway of *driver* find so many descriptors free, and no more."""
+    pid = driver.gateway.pid
+    assert pid is not None
+    used = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    free = (number for number in itertools.count() if number not in used)
+    few = next(itertools.islice(free, number, None))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, few))
 
 
 def test_unknown_peers_that_hold_every_descriptor_they_can_get_keep_no_new_rank_out(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from phalanx.actors.calls.call import Call, Shape, options_of
 from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
+from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
 from phalanx.actors.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.runtime import (
@@ -189,3 +191,23 @@ def test_a_folder_without_a_complete_snapshot_is_refused_each_time(tmp_path: Pat
             store.open(2, can_reshard=False)
 
     assert not store.is_held
+
+
+def test_failures_that_each_have_a_text_of_their_own_are_logged_once_for_each_rank() -> None:
+    logged: list[Any] = []
+    told: list[Any] = []
+    group: Any = SimpleNamespace(
+        checkpoints=None,
+        spec=SimpleNamespace(name="tp"),
+        post=lambda call, *args: call(*args),
+        publish=logged.append,
+        deliver=told.append,
+    )
+    manager = CheckpointManager(group)
+
+    for number in range(10):
+        for rank in BOTH:
+            manager.failed(rank, number, RemoteFailure.of(OSError(f"no room for {number}")))
+
+    assert [(each.rank, each.number) for each in logged] == [(0, 0), (1, 0)]
+    assert len(told) == 18

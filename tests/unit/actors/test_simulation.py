@@ -13,6 +13,7 @@ from tests.support.simulator import HANGS, Log, Machine, Simulation
 
 from phalanx.actors.api.calls import CallMethods
 from phalanx.actors.group.handle import Group, Parent
+from phalanx.actors.group.shutdown import Shutdown
 from phalanx.actors.spec.options import spec_of
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.supervision import (
@@ -218,6 +219,21 @@ def test_an_answer_whose_reading_was_interrupted_is_not_lost_to_another_thread_t
     simulation.run_until(lambda: all(future.done() for future in futures))
 
     assert [future.result(0) for future in futures] == [[2, 2], [4, 4]]
+    end(simulation, child)
+
+
+def test_a_worker_keeps_no_limit_that_has_passed() -> None:
+    simulation, child = group_of_two()
+    shutdown = Shutdown(child.groups[0], lambda *_: None)
+    worker: Any = SimpleNamespace(timers=[], released=False)
+    passed: list[int] = []
+    for epoch in range(10):
+        shutdown.after(worker, 1.0, passed.append, epoch)
+    simulation.run_until(lambda: len(passed) == 10)
+
+    shutdown.after(worker, 1.0, passed.append, 10)
+
+    assert len(worker.timers) == 1
     end(simulation, child)
 
 

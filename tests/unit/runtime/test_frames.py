@@ -404,6 +404,22 @@ def test_a_worker_drops_what_is_no_frame_and_serves_on(wire: Wire) -> None:
     assert told == [True]
 
 
+def test_what_comes_for_a_stream_after_its_end_is_not_kept(wire: Wire) -> None:
+    wire.theirs.setblocking(True)
+    inbox = Inbox(wire.theirs, wire.reader, lambda: None)
+
+    for number in range(1, 10):
+        for kind in (Kind.CALL, Kind.MORE):
+            wire.ours.send(HEADER.pack(MAGIC, kind, Flag.NONE, 1, number, 1, 16))
+        inbox.take()
+        assert inbox.granted(number, 0) == 16
+        inbox.forget(number)
+        for kind in (Kind.MORE, Kind.CLOSE):
+            wire.ours.send(HEADER.pack(MAGIC, kind, Flag.NONE, 1, number, 1, 24))
+
+    assert (len(inbox._granted), len(inbox._begun)) == (0, 0)
+
+
 def test_memory_that_ends_in_the_middle_of_a_message_is_free_before_the_rest_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import socket
 from collections import deque
 from collections.abc import Iterator
 
@@ -25,9 +26,11 @@ from phalanx.runtime.remote.link import (
     Say,
     SharedBodies,
 )
+from phalanx.runtime.remote.remote_rank import RemoteRank
+from phalanx.runtime.wire.channel import SocketChannel
 from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
 from phalanx.runtime.wire.packet_encoder import Payload, seal_message_file
-from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, Flag, Kind
+from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
 
@@ -306,3 +309,30 @@ def test_another_body_of_the_same_call_is_another_body(ends: Ends) -> None:
 
     assert [content(each)[:1] for each in ends.got[BODIES]] == [b"a", b"b", b"c"]
     assert [ends.got[number][0].shared for number in ends.lines] == [1, 2, 3]
+
+
+def test_what_comes_for_a_stream_after_its_end_is_not_kept() -> None:
+    arena = Arena.create()
+    channel = SocketChannel.create(arena, 1)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fds = {**channel.child_fds(), "control": theirs.fileno()}
+    rank = RemoteRank(1, 0, {name: os.dup(fd) for name, fd in fds.items()}, 0.0)
+    link = Link(lambda _: None, 0.0)
+    rank.connect(link, SharedBodies(link))
+
+    for number, kind in ((1, Kind.CALL), (1, Kind.MORE)):
+        channel.send(HEADER.pack(MAGIC, kind, Flag.STREAM, 1, number, 1, 16))
+    rank.read()
+    rank.hand_over(frozen=False)
+    assert (rank.running, len(rank._items)) == (1, 1)
+    rank.deliver(Delivery(Lane.DATA, (MAGIC, Kind.REPLY, 0, 1, 1, 1, 0), b""))
+    channel.send(HEADER.pack(MAGIC, Kind.MORE, Flag.NONE, 1, 1, 1, 24))
+    rank.read()
+
+    assert (rank.running, rank._items) == (0, {})
+    rank.close()
+    channel.close_child_ends()
+    channel.close()
+    arena.close()
+    ours.close()
+    theirs.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,7 @@ from phalanx.supervision import (
     is_broken_process_group,
 )
 from phalanx.supervision.core.machine import verdict
+from phalanx.supervision.tree.monitors import Lifeline, link
 from phalanx.supervision.tree.services import ThreadTimers
 
 CRASH = ExitReason(ExitKind.CRASH)
@@ -175,3 +178,21 @@ def test_an_error_keeps_its_text_attributes_and_notes_when_it_is_pickled(
     again = pickle.loads(pickle.dumps(error))
 
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("ended", [0, 1])
+def test_what_has_ended_is_not_kept_by_what_it_was_linked_to(ended: int, late: bool) -> None:
+    ends: list[ExitReason] = []
+    sides = [Lifeline(path, ends.append, lambda *_: None) for path in "ab"]
+    gone = weakref.ref(sides[ended])
+
+    if late:
+        sides[ended].end(CRASH)
+    link(*sides)
+    sides[ended].end(CRASH)
+    del sides[ended]
+    gc.collect()
+
+    assert gone() is None
+    assert ends == [CRASH]
