@@ -185,6 +185,14 @@ _users = 0
 _guard = threading.Lock()
 
 
+def _renew_guard() -> None:
+    global _guard  # noqa: PLW0603  # another thread, which the fork did not copy, may have had it
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)
+
+
 def acquire_shared() -> Runtime:
     """Return this process's shared runtime; each call is matched by one `release_shared`."""
     global _shared, _users  # noqa: PLW0603  # one zygote per process is the point of sharing
