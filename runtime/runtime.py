@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from phalanx.runtime.devices.pool import DevicePool
+from phalanx.runtime.linux import descriptors
 from phalanx.runtime.observe.report_folder import ReportFolder
 from phalanx.runtime.observe.status import StatusSource
 from phalanx.runtime.output.collector_client import OutputCollector, choose_console
@@ -78,7 +79,8 @@ class Runtime:
         self._collector: OutputCollector | None = None
         self._closed = False
         self.loop = EventLoop(emit=self._emit)
-        self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
+        with descriptors.closed_on_error(self.loop):
+            self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
         self.status_source = StatusSource(self._emit)
 
     @property

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.processes import LONG, wait_until
 
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop, Timer, Watch
 from phalanx.supervision import RuntimeFault
 
@@ -232,6 +234,29 @@ def test_a_loop_whose_descriptors_were_closed_refuses_all_and_says_why(
         with pytest.raises(RuntimeFault, match="event loop of this process has ended: OSError"):
             use()
     lost.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [(threading.Thread, "start"), (Launcher, "__init__")], ids=["loop", "runtime"]
+)
+def test_a_runtime_that_cannot_be_built_leaves_neither_descriptor_nor_thread(
+    monkeypatch: pytest.MonkeyPatch, kind: type, step: str
+) -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    before = held()
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, step, refuse)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="can't start"):
+                Runtime(console=None, stream=False)
+
+    assert held() == before
 
 
 def test_who_meets_a_closed_descriptor_before_the_loop_does_gets_no_bare_os_error(
