@@ -278,7 +278,8 @@ class EventLoop:
             except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
                 cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
                 self._why = cause  # of every refusal from here on
-                self._closing = True
+                with self._lock:  # what was accepted is in `_posted`
+                    self._closing = True
                 self._complain("the loop itself, which is closed by this")
             self._run_posted()
             with self._lock:

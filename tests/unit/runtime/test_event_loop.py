@@ -4,6 +4,8 @@ import os
 import select
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -257,6 +259,34 @@ def test_a_runtime_that_cannot_be_built_leaves_neither_descriptor_nor_thread(
                 Runtime(console=None, stream=False)
 
     assert held() == before
+
+
+def test_what_is_posted_while_the_loop_ends_by_an_error_is_still_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost, failing, accepted = EventLoop(), threading.Event(), threading.Event()
+
+    class Never(float):
+        """A time at which the loop fails, once a post has been accepted."""
+
+        def __sub__(self, _now: float) -> float:
+            failing.set()
+            accepted.wait(LONG)
+            raise ArithmeticError
+
+    class Posts(deque[Callable[[], None]]):
+        def append(self, callback: Callable[[], None]) -> None:
+            accepted.set()
+            lost._thread.join(0.2)
+            super().append(callback)
+
+    lost._posted = Posts()
+    lost.call_at(Never("inf"), lambda: None)
+    assert failing.wait(LONG)
+    on_loop(lost)
+
+    assert "ArithmeticError" in capsys.readouterr().err
+    lost.close()
 
 
 def test_who_meets_a_closed_descriptor_before_the_loop_does_gets_no_bare_os_error(
