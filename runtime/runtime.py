@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from phalanx.runtime.devices.pool import DevicePool
+from phalanx.runtime.linux import descriptors
 from phalanx.runtime.observe.report_folder import ReportFolder
 from phalanx.runtime.observe.status import StatusSource
 from phalanx.runtime.output.collector_client import OutputCollector, choose_console
@@ -78,7 +79,8 @@ class Runtime:
         self._collector: OutputCollector | None = None
         self._closed = False
         self.loop = EventLoop(emit=self._emit)
-        self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
+        with descriptors.closed_on_error(self.loop):
+            self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
         self.status_source = StatusSource(self._emit)
 
     @property
@@ -183,6 +185,14 @@ def _open_standard_descriptors() -> None:
 _shared: Runtime | None = None
 _users = 0
 _guard = threading.Lock()
+
+
+def _renew_guard() -> None:
+    global _guard  # noqa: PLW0603  # another thread, which the fork did not copy, may have had it
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)
 
 
 def acquire_shared() -> Runtime:

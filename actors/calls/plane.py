@@ -34,6 +34,7 @@ from phalanx.runtime import (
     OwnedLock,
     Payload,
     called_from_inside,
+    descriptors,
     inline_limit,
     occupied,
 )
@@ -116,9 +117,10 @@ class CallPlane:
         self._on_end = on_end
         self._queue = CallQueue(size, depth)
         self._table = table = RankTable(size)
-        self._reader = reader = Reader(
-            loop, self.lock, table, self._on_ready, poller=poller, clock=clock
-        )
+        with descriptors.closed_on_error(self.arena):
+            self._reader = reader = Reader(
+                loop, self.lock, table, self._on_ready, poller=poller, clock=clock
+            )
         self.wait = reader.wait
         self._sender = Sender(table, reader, snapshots, self._refused, on_busy)
         self._desyncs = DesyncMonitor(self, table, self._sender, on_desync)

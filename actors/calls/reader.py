@@ -51,11 +51,12 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
-        descriptors.own(self._epoll)
-        self._kick = descriptors.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self.woken = (self._kick, select.EPOLLIN)
-        self._epoll.register(*self.woken)
+        with contextlib.ExitStack() as made:
+            self._epoll = descriptors.own(select.epoll(), made)
+            self._kick = descriptors.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), made)
+            self.woken = (self._kick, select.EPOLLIN)
+            self._epoll.register(*self.woken)
+            made.pop_all()
         self.poll: Callable[[float | None, int], Events] = self._epoll.poll
         self.fileno = self._epoll.fileno
 
@@ -165,7 +166,8 @@ class Reader:
         self._spinner = Spinner()
         self._look_once = functools.partial(self._poller.poll, 0, _BATCH)
         self._closing: threading.Event | None = None
-        self._watch = loop.watch(self._poller.fileno(), 0, self._on_loop)
+        with descriptors.closed_on_error(self._poller):
+            self._watch = loop.watch(self._poller.fileno(), 0, self._on_loop)
 
     # --- waiting ------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import ExitStack
 
     from phalanx.actors.calls.rank import Progress
     from phalanx.actors.spec.layout import Layout
@@ -102,10 +103,15 @@ class GroupActor(ProtectedActor):
     Args:
         release_runtime: Gives back the runtime; called last.
         parent: The supervisor that it is a child of; None if it stands alone.
+        made: Gives back what this constructor has made, if it raises.
     """
 
     def __init__(
-        self, group: Group, release_runtime: Callable[[], None], parent: Parent | None
+        self,
+        group: Group,
+        release_runtime: Callable[[], None],
+        parent: Parent | None,
+        made: ExitStack,
     ) -> None:
         super().__init__()
         group.actor = self  # from here on it may be posted to
@@ -132,6 +138,7 @@ class GroupActor(ProtectedActor):
         self._planned = 0
         self._planned_at = self._clock()
         self._forget = runtime.loop.when_lost(partial(group.post, self._loop_lost))
+        made.callback(self._forget)
         self._places: NodePlaces | None = None
         self._leases: DeviceLeases | NodePlaces
         if spec.cluster is None:
@@ -141,6 +148,7 @@ class GroupActor(ProtectedActor):
                 group, spec.cluster, self._start_again, self._node_lost, self._note_fences
             )
             group.nodes = self._places.nodes
+        made.callback(self._leases.close)
         group.devices = self._leases.status
         self._shutdown = Shutdown(group, self._abandon)
         links: Links | None = None
@@ -158,6 +166,7 @@ class GroupActor(ProtectedActor):
             on_launched=self._launched,
             on_exit=self._exited,
         )
+        made.callback(self._membership.close)
         self._checkpoints = CheckpointManager(group)
         self._standby = Standby(group, self._membership, self._shutdown)
         self._deaths = Deaths(group, self._membership, self._checkpoints, self._show)

@@ -204,7 +204,7 @@ class Group:
         self._reserve(spec.world_size, serving=0)
         release = ExitStack()
         release.callback(self._room.set, 0)
-        plane: CallPlane | None = None
+        made = ExitStack()  # gives back, if there will be no actor, what else the actor does
         try:
             self.runtime = acquire_shared() if runtime is None else runtime
             if runtime is None:
@@ -227,7 +227,8 @@ class Group:
                 spec.limits.stopped,
                 lambda due: self.post(self.actor.health.check_limits, due),
             )
-            self.plane = plane = CallPlane(
+            made.callback(self.hang_limits.close)
+            self.plane = CallPlane(
                 self.runtime.loop,
                 spec.world_size,
                 depth=spec.limits.queue_depth,
@@ -241,17 +242,17 @@ class Group:
                 poller=self._poller,
                 clock=self.clock,
             )
+            made.callback(self.plane.close)
             if probe is not None:
                 self.probe = probe.attach(spec, self)
             look = None if parent is None else parent.ctx.snapshot
             unshow = self.runtime.status_source.add(partial(status_of, spec, self, look))
             release.callback(unshow)
             release.callback(open_executors.remove, self)
-            self._begin(GroupActor(self, release.close, parent))
+            self._begin(GroupActor(self, release.close, parent, made))
         except BaseException as error:
-            if plane is not None and not self.gone.is_set():
-                self.hang_limits.close()
-                plane.close()
+            if not self.gone.is_set():
+                made.close()
             release.close()
             if descriptor_limit.is_shortage(error):
                 raise too_few_descriptors(error) from error

@@ -107,7 +107,8 @@ class WorkerBuilder:
         self._locks = descriptors.own(create_lock_file())
         # A copy: a process that is executed has another descriptor 0 at first.
         inherits = self._spec.launch.stdio == "inherit"
-        self._stdin = {"stdin": descriptors.own(os.dup(0))} if inherits else {}
+        with descriptors.closed_on_error(self._locks):
+            self._stdin = {"stdin": descriptors.own(os.dup(0))} if inherits else {}
 
     def labels(self, epoch: EpochSpec, rank: int, incarnation: int, lease: Lease) -> WorkerLabels:
         """Return how a rank that has *lease* is called everywhere."""

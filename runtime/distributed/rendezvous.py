@@ -7,7 +7,8 @@
   rank waiting in it (socket activation). Later epochs send their sockets to the same process.
 - That process serves one epoch at a time: at the next socket the store of the last epoch, its keys
   and its connections are closed. It exits at end of file of its control socket.
-- A store that exits is an event, and the next epoch gets a new one.
+- A store that exits is an event, and the next epoch gets a new one, as it does if the process is
+  stopped (SIGSTOP). The process ignores SIGINT, SIGTERM and SIGHUP.
 
 The port is served by torch's TCPStore, which has no authentication: every user of this machine can
 reach it, and on a cluster every machine that reaches its address, as with torchrun. phalanx itself
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -145,6 +147,8 @@ class RendezvousStore:
             SpecError: *epoch* is not above the last one.
             RuntimeFault: *address* cannot be bound, or this store is closed.
         """
+        if self._helper.is_stopped:  # it would take the listener, and serve no rank
+            self._helper.end(time.monotonic() + _CLOSE)
         with self._helper.lock:
             if self._helper.closed:
                 raise RuntimeFault(f"the rendezvous store of {self._group} is closed")
@@ -219,6 +223,8 @@ class RendezvousStore:
 
 def serve(_payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve the epochs that come over the control socket; return the exit code of this process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # ranks join until the driver lets go
     # Warm where a zygote forked us; by name, for torch's types hide its stores.
     dist: Any = import_module("torch.distributed")
     control = socket.socket(fileno=fds["control"])

@@ -31,6 +31,14 @@ _before = _raised = 0
 _expected = 0
 
 
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603  # another thread, which the fork did not copy, may have had it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class Reservation:
     """Descriptors that will be needed, together with those of all other reservations."""
 

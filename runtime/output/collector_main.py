@@ -151,7 +151,9 @@ class Writer:
             try:
                 at += os.write(self._fd, memoryview(data)[at:end])
             except BlockingIOError:  # another process that shares it has set O_NONBLOCK
-                select.select([], [self._fd], [])
+                room = select.poll()
+                room.register(self._fd, select.POLLOUT)
+                room.poll()
 
 
 class _Collector:

@@ -186,6 +186,8 @@ class Zygote:
         self._emit = emit
         self._condition = threading.Condition()
         self._boot: _Boot | None = None  # the present or the last process
+        # By pid: the end of a process may be reported after its successor was started.
+        self._boots: dict[int, _Boot] = {}
         self._unfit = ""
         self._closed = False
         self._helper = Helper(
@@ -322,8 +324,8 @@ class Zygote:
     # --- the helper --------------------------------------------------------------------------
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
-        self._boot = _Boot(time.monotonic())
-        return interpreter.start_helper(
+        boot = _Boot(time.monotonic())
+        process = interpreter.start_helper(
             self._loop,
             "zygote",
             interpreter.command("process.zygote_main", sys.path),
@@ -334,6 +336,8 @@ class Zygote:
             stderr=None if _is_open(2) else subprocess.DEVNULL,
             env={**_ASK_NVML, **os.environ, VARIABLE: self._tag.of(0, "zygote").value},
         )
+        self._boot = self._boots[process.pid] = boot
+        return process
 
     def _on_message(self, data: bytes, fds: list[int]) -> None:
         message: dict[str, Any] = json.loads(data)
@@ -377,9 +381,9 @@ class Zygote:
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
         with self._condition:
-            boot = self._boot
-            if pid is None or boot is None:
+            if pid is None:
                 return not self._closed  # it could not be started, and is tried again
+            boot = self._boots.pop(pid)
             boot.is_gone = True
             if not boot.is_ready and not boot.was_stopped and boot.error is None:
                 msg = f"the zygote ended while it imported {self._imports}: {reason.detail}"

@@ -130,11 +130,16 @@ class EventLoop:
         self._why = "the loop is closed"
         self._closed = False
         self._ident = 0
-        self._epoll = descriptors.own(select.epoll())
-        self._wakeup = descriptors.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="phalanx-loop", daemon=True)
-        self._thread.start()
+        made = contextlib.ExitStack()
+        try:
+            self._epoll = descriptors.own(select.epoll(), made)
+            self._wakeup = descriptors.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), made)
+            self._epoll.register(self._wakeup, select.EPOLLIN)
+            self._thread = threading.Thread(target=self._run, name="phalanx-loop", daemon=True)
+            self._thread.start()
+        except Exception:  # after a KeyboardInterrupt the thread may run
+            made.close()
+            raise
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> Watch:
         """Call *callback* with the epoll events whenever *fd* has any of *events*.
@@ -273,7 +278,8 @@ class EventLoop:
             except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
                 cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
                 self._why = cause  # of every refusal from here on
-                self._closing = True
+                with self._lock:  # what was accepted is in `_posted`
+                    self._closing = True
                 self._report_error("the loop itself, which is closed by this")
             self._run_posted()
             with self._lock:

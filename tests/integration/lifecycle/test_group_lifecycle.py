@@ -22,7 +22,8 @@ from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
-from phalanx.runtime import Runtime, usable_processors
+from phalanx.actors.health.hang_detector import HangDetector
+from phalanx.runtime import DevicePool, EventLoop, Runtime, usable_processors
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -346,23 +347,36 @@ def test_restarts_count_in_the_window_for_as_long_as_its_period(make: Make) -> N
     assert ex.status().restarts == 1
 
 
-def test_an_executor_without_a_thread_for_its_actor_leaves_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        (EventLoop, "watch"),  # of the reader
+        (HangDetector, "__init__"),  # the last part of the actor
+        (ThreadingActor, "_start_actor_loop"),
+    ],
+)
+def test_an_executor_that_cannot_be_built_leaves_nothing(
+    make: Make, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
 ) -> None:
+    pool = DevicePool(None)
     make(world_size=1).collective_rpc("rank", 30)
-    actors, opened = len(ActorRegistry.get_all()), len(list(Path("/proc/self/fd").iterdir()))
 
-    def refuse(_actor: object) -> None:
+    def held() -> tuple[int, ...]:
+        opened = len(list(Path("/proc/self/fd").iterdir()))
+        return len(ActorRegistry.get_all()), opened, len(runtime.loop._when_lost), pool._users
+
+    before = held()
+
+    def refuse(*_args: object, **_options: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadingActor, "_start_actor_loop", refuse)
+        patch.setattr(kind, step, refuse)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="can't start"):
-                make(world_size=1)
+                make(world_size=1, devices=pool)
 
-    assert len(ActorRegistry.get_all()) == actors
-    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    assert held() == before
 
 
 class Counter(WorkerActor):

@@ -167,8 +167,9 @@ def test_a_stopped_zygote_is_replaced_once_it_is_needed(
 
 
 def test_a_launch_sends_nothing_to_the_zygote_that_has_just_replaced_its_own(
-    preload: Preload, tmp_path: Path
+    preload: Preload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the end of the one is not taken for that of the other, however late it is reported."""
     gate = tmp_path / "open"
     gate.touch()
     starter = preload(
@@ -180,6 +181,13 @@ def test_a_launch_sends_nothing_to_the_zygote_that_has_just_replaced_its_own(
     assert boot is not None
     wait_until(lambda: boot.is_ready)
     gate.unlink()
+    exited = zygote._helper._on_exit
+
+    def report_late(*exit_of: Any) -> bool:
+        zygote.warm()
+        return exited(*exit_of)
+
+    monkeypatch.setattr(zygote._helper, "_on_exit", report_late)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: zygote._helper.pid not in (None, pid))
     successor = zygote._helper.pid

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import LONG, start_thread
+from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.programs import run_program
 
 from phalanx.runtime.distributed.rendezvous import (
@@ -163,6 +163,25 @@ def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(driver: Drive
     assert event.reason.kind is ExitKind.KILLED
     assert driver.store.pid not in (None, pid)
     assert on(first.port) == set()
+
+
+def test_a_store_outlives_sigterm_and_one_that_is_stopped_is_replaced(driver: Driver) -> None:
+    client = connect(driver.store.open(1))
+    pid = driver.store.pid
+    assert pid is not None
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        os.kill(pid, number)
+    client.set("still", "there")
+    assert client.check(["still"])
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: driver.store._helper.is_stopped)
+    meeting = driver.store.open(2)
+    assert driver.store.pid is None
+    connect(meeting)
+
+    assert driver.store.pid not in (None, pid)
+    assert driver.events.empty()
 
 
 def test_closing_while_the_process_starts_leaves_nothing(driver: Driver) -> None:

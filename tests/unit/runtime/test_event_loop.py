@@ -4,12 +4,16 @@ import os
 import select
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.processes import LONG, wait_until
 
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop, Timer, Watch
 from phalanx.supervision import RuntimeFault
 
@@ -231,6 +235,57 @@ def test_a_loop_whose_descriptors_were_closed_refuses_all_and_says_why(
     for use in (lambda: lost.post(close), lambda: lost.call_at(0.0, close)):
         with pytest.raises(RuntimeFault, match="event loop of this process has ended: OSError"):
             use()
+    lost.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [(threading.Thread, "start"), (Launcher, "__init__")], ids=["loop", "runtime"]
+)
+def test_a_runtime_that_cannot_be_built_leaves_neither_descriptor_nor_thread(
+    monkeypatch: pytest.MonkeyPatch, kind: type, step: str
+) -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    before = held()
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, step, refuse)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="can't start"):
+                Runtime(console=None, stream=False)
+
+    assert held() == before
+
+
+def test_what_is_posted_while_the_loop_ends_by_an_error_is_still_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost, failing, accepted = EventLoop(), threading.Event(), threading.Event()
+
+    class Never(float):
+        """A time at which the loop fails, once a post has been accepted."""
+
+        def __sub__(self, _now: float) -> float:
+            failing.set()
+            accepted.wait(LONG)
+            raise ArithmeticError
+
+    class Posts(deque[Callable[[], None]]):
+        def append(self, callback: Callable[[], None]) -> None:
+            accepted.set()
+            lost._thread.join(0.2)
+            super().append(callback)
+
+    lost._posted = Posts()
+    lost.call_at(Never("inf"), lambda: None)
+    assert failing.wait(LONG)
+    on_loop(lost)
+
+    assert "ArithmeticError" in capsys.readouterr().err
     lost.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import select
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import LONG, soon, start_thread, wait_until
 
+from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.output.collector_main import Writer
 
 LINE = b"x" * 99 + b"\n"
@@ -129,9 +131,15 @@ def test_a_full_disk_loses_lines_that_are_counted_and_nothing_else() -> None:
     assert writer.take_dropped() == 3
 
 
-def test_closing_waits_for_a_reader_no_longer_than_its_deadline(pipe: tuple[int, int]) -> None:
+@pytest.mark.parametrize("blocking", [True, False])
+def test_closing_waits_for_a_reader_no_longer_than_its_deadline(
+    pipe: tuple[int, int], *, blocking: bool
+) -> None:
     reader, shared = pipe
-    writer = Writer(os.dup(shared))
+    os.set_blocking(shared, blocking)
+    with descriptor_limit.all_available():  # a driver may have many open files
+        high = fcntl.fcntl(shared, fcntl.F_DUPFD_CLOEXEC, 1024)
+    writer = Writer(high)
     writer.write(LINE * 2000, 2000)
     wait_until(lambda: not select.select([], [shared], [], 0)[1], "a full pipe")
 
