@@ -17,7 +17,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cluster.link.messages import encode
-from phalanx.runtime import Helper, start_helper
+from phalanx.runtime import Helper, interpreter, start_helper
 from phalanx.supervision import RuntimeFault
 
 from .engine import Cluster
@@ -124,7 +124,8 @@ class BrokeredEngine:
         self._helper.close(time.monotonic() + _CLOSE, ask=True)
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
-        command = [sys.executable, "-m", self._module]
+        # Not by `-m`: a module in the working folder would take the place of one of ours.
+        command = interpreter.command(self._module, sys.path)
         return start_helper(self._loop, self._name, command, [], control=control, on_exit=on_exit)
 
     def _send(self, order: Mapping[str, Any]) -> bool:

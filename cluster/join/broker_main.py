@@ -195,7 +195,3 @@ class Broker:
     def _tell(self, **what: Any) -> None:
         with contextlib.suppress(OSError):  # if the driver has let go, that is heard next
             self._control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)
-
-
-if __name__ == "__main__":
-    main()

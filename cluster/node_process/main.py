@@ -16,6 +16,7 @@ import select
 import socket
 import sys
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import zmq
@@ -71,6 +72,8 @@ _HANDSHAKE = 15  # beats until a connection that is there, and is not open, is t
 
 def main() -> None:
     """Run; the arguments are the starter's socket and its pidfd."""
+    with contextlib.suppress(FileNotFoundError):
+        sys.path.append(str(Path.cwd()))  # for ranks; last: it may have a zmq.py
     starter = socket.socket(fileno=int(sys.argv[1]))
     order = decode([starter.recv(ORDER)])
     assert isinstance(order, NodeOrder)

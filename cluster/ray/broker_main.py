@@ -345,7 +345,3 @@ def _amounts(resources: dict[str, float]) -> str:
         if not name.startswith(("node:", "memory", "object_store_memory", "accelerator_type:"))
     }
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(shown.items())) or "nothing"
-
-
-if __name__ == "__main__":
-    main()

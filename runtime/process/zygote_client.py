@@ -321,7 +321,7 @@ class Zygote:
         return interpreter.start_helper(
             self._loop,
             "zygote",
-            interpreter.command("process.zygote_main", sys.path),
+            interpreter.command("phalanx.runtime.process.zygote_main", sys.path),
             [self._tag.pattern.decode(), json.dumps(self._preload)],
             control=control,
             on_exit=on_exit,

@@ -35,7 +35,3 @@ def main() -> None:
                 tell(node=number, released=True)
             case _:
                 raise AssertionError(order)
-
-
-if __name__ == "__main__":
-    main()
