@@ -113,7 +113,10 @@ class Ranks:
     def withdraw(self, number: int) -> None:
         """Give that launch up unless it is over."""
         with self._lock:
-            self._unwanted |= {number} & self._starting.keys()
+            if number in self._starting:
+                self._unwanted.add(number)
+                return
+        self._report(NotStarted(number=number, error="it was withdrawn"))  # and is not to come
 
     def signal(self, order: Kill | Signal) -> None:
         """Send a rank the signal, SIGKILL by default; do nothing if it has ended."""
