@@ -175,7 +175,7 @@ class Piece(Message):
 
 
 class Taken(Message):
-    """The last piece has come: the next may."""
+    """The last piece, or one `Output`, has come: the next may."""
 
 
 class Withdraw(Message):
@@ -221,7 +221,7 @@ class Ended(Message):
 
 
 class Output(Message):
-    """What a rank has written.
+    """What a rank has written; `Taken` follows when the driver has it.
 
     Attributes:
         stream: ``stdout``, ``stderr``, or ``log``, where each record ends in a newline.

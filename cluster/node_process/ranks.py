@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     )
     from phalanx.runtime import Launcher, Lease, Process, Seat
 
+    from .output import OutputWindow
+
 _BURIAL = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
 _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
@@ -64,15 +66,18 @@ class Ranks:
     Args:
         report: Called with what is to be sent, on any thread.
         interface: Returns the name of the network interface towards the driver.
+        window: Of what they write.
     """
 
     def __init__(
         self,
         launcher: Launcher,
         report: Callable[[Message], None],
-        interface: Callable[[], str] = str,
+        interface: Callable[[], str],
+        window: OutputWindow,
     ) -> None:
         self._launcher = launcher
+        self._window = window
         self._report = report
         self._interface = interface
         self._locks = -1
@@ -310,8 +315,9 @@ class Ranks:
                 made.callback(seat.close)
             for rank, seat in zip(order.ranks, seats, strict=True):
                 loop = self._launcher.loop
-                output = RankOutput(loop, rank.rank, rank.incarnation, self._report)
-                equipped.append(_Equipment((rank.rank, rank.incarnation), seat, output))
+                who = (rank.rank, rank.incarnation)
+                output = RankOutput(loop, *who, self._report, self._window)
+                equipped.append(_Equipment(who, seat, output))
             made.pop_all()
 
     def _sweep(self) -> None:
