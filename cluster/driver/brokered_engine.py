@@ -160,10 +160,11 @@ class BrokeredEngine:
             case {"gone": why, "swept": swept} if events:
                 events.gone(told["node"], why, swept=swept)
             case {"refused": why, "address": address}:
-                with self._changed:
-                    events = next(iter(self._nodes.values()), None)
-                if events is not None:
+                if (events := self._any()) is not None:
                     events.refused(address, why)
+            case {"engine_gone": why}:
+                if (events := self._any()) is not None:
+                    events.engine_gone(why)
             case {"released": _}:
                 self._released(told["node"])
             case {"address": address, "ranks_per_node": ranks}:
@@ -179,6 +180,10 @@ class BrokeredEngine:
                     self._changed.notify_all()
             case _:
                 pass
+
+    def _any(self) -> EngineEvents | None:
+        with self._changed:
+            return next(iter(self._nodes.values()), None)
 
     def _released(self, number: int) -> None:
         with self._changed:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.cluster.link.greeting import why_unfit
-from phalanx.cluster.link.messages import Greeting, Leave, NodeOrder, Swept
+from phalanx.cluster.link.messages import MACHINE, Greeting, Leave, NodeOrder, Swept
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import (
     HELD,
@@ -69,6 +69,9 @@ class NodeListener(Protocol):
 
     def refused(self, address: str, why: str) -> None:
         """A stranger tried to connect; told once for each *why* of a gateway's."""
+
+    def engine_gone(self, why: str) -> None:
+        """What has given the machines is not reached."""
 
     def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         """The machine of the node was lost too often: it serves again at *until*."""
@@ -194,6 +197,10 @@ class NodeOwner:
 
         self._post(judge)
 
+    def engine_gone(self, why: str) -> None:
+        """See `EngineEvents`."""
+        self._loop.post(partial(self._listener.engine_gone, why))
+
     # --- what the gateway tells; on the event loop's thread -----------------------------------
 
     def ready(self) -> None:
@@ -260,8 +267,9 @@ class NodeOwner:
             self._take(decide.unfit(self.nodes, number, why), NodeRefused)
             return
         self._greetings[number] = greeting
-        machine = f"{greeting.boot}/{greeting.place}"
-        self._take(decide.greeted(self.nodes, number, machine, at))
+        machine = f"{greeting.boot}/{greeting.place[:MACHINE]}"
+        slot = greeting.place[MACHINE:]
+        self._take(decide.greeted(self.nodes, number, machine, at, slot))
 
     def _take(
         self, decision: NodeDecision, error: Callable[[str], RuntimeFault] | None = None

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+MACHINE = 24
+"""Digits of a node's place that name its machine; the others name a slot there."""
+
+
 class MalformedMessage(ValueError):
     """What came is no message of a control link."""
 
