@@ -150,6 +150,8 @@ class BrokeredEngine:
             events = self._nodes.get(told.get("node", -1))
         match told:
             case {"offered": _} if events:
+                with self._changed:
+                    self._shortage = ""
                 events.offered(told["node"])
             case {"key": key} if events:
                 events.started(told["node"], key)

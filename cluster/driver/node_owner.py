@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from phalanx.cluster.link.node_gateway import NodeGateway
     from phalanx.runtime import EventLoop, Timer
 
+_PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
+
 
 class NodeListener(Protocol):
     """What the owner tells of the nodes, on the event loop's thread."""
@@ -352,7 +354,18 @@ class NodeOwner:
         if self._overdue is not None:
             return  # the gateway is about to answer
         self._asks += 1
-        hung = partial(self._gateway.kill, "it did not answer")
-        self._overdue = self._loop.call_at(self._loop.time() + self.nodes.limits.lease, hung)
+        self._await_answer()
         if not self._gateway.ask(self._asks):
             self.asked(self._loop.time())
+
+    def _await_answer(self) -> None:
+        """Kill the gateway if it does not answer in time, unless this process was stopped."""
+        until = self._loop.time() + self.nodes.limits.lease
+
+        def judge() -> None:
+            if self._loop.time() < until + _PAUSE:
+                self._gateway.kill("it did not answer")
+            else:  # its answer may wait behind what it had to tell meanwhile
+                self._await_answer()
+
+        self._overdue = self._loop.call_at(until, judge)
