@@ -236,7 +236,11 @@ def test_no_more_output_is_taken_than_a_stopped_driver_has_room_for(
     node: Peer, loop: EventLoop
 ) -> None:
     goes_on = threading.Event()
-    loop.post(lambda: goes_on.wait(LONG))
+
+    def stop() -> None:
+        goes_on.wait(LONG)
+
+    loop.post(stop)
     output = Output(rank=0, incarnation=1, stream="stdout", text="x" * 8000)
     for _ in range(200):
         node.link.send(output)

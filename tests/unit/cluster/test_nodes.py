@@ -126,11 +126,11 @@ def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for(
     slots: tuple[str, str],
 ) -> None:
     nodes, at = serving(), 0.0
-    for number, slot in enumerate(slots):
+    for number in (0, 1):
         at += 10.0
         nodes, _ = decide.gone(nodes, number, "its link closed", at)
         nodes, _ = decide.offered(nodes, number + 1, at)
-        nodes, actions = decide.greeted(nodes, number + 1, "0", at, slot)
+        nodes, actions = decide.greeted(nodes, number + 1, "0", at, slots[number])
 
     assert actions[-2:] == (PutAside(2, at + 600.0), AskForNode(3))
     assert len(actions) == 2 + (slots[0] == slots[1])  # it has ended what was left in its slot
