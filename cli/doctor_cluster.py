@@ -26,7 +26,7 @@ def examine_cluster(address: str) -> dict[str, Finding]:
         SpecError: it is no address that `Ray` takes.
     """
     survey = "phalanx.cluster.ray.survey_main"
-    command = [sys.executable, "-m", survey, Ray(address=address).address]
+    command = [sys.executable, "-P", "-m", survey, Ray(address=address).address]
     try:
         check_ray_installed()
         # Ray is not for this process: it would leave threads and signal handlers here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .driver.events import EngineGone as EngineGone
 from .driver.events import NodeAwaited as NodeAwaited
 from .driver.events import NodeFenced as NodeFenced
 from .driver.events import NodeJoined as NodeJoined

@@ -90,6 +90,7 @@ from .observe.status import Sketch as Sketch
 from .observe.status import TreeStatus as TreeStatus
 from .observe.status import first_picture as first_picture
 from .output.collector_client import WorkerOutput as WorkerOutput
+from .process import interpreter as interpreter
 from .process import interpreter_exit as interpreter_exit
 from .process.child_main import LaunchSpec as LaunchSpec
 from .process.child_process import Process as Process

@@ -17,7 +17,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cluster.link.messages import encode
-from phalanx.runtime import Helper, start_helper
+from phalanx.runtime import Helper, interpreter, start_helper
 from phalanx.supervision import RuntimeFault
 
 from .engine import Cluster
@@ -124,7 +124,8 @@ class BrokeredEngine:
         self._helper.close(time.monotonic() + _CLOSE, ask=True)
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
-        command = [sys.executable, "-m", self._module]
+        # Not by `-m`: a module in the working folder would take the place of one of ours.
+        command = interpreter.command(self._module, sys.path)
         return start_helper(self._loop, self._name, command, [], control=control, on_exit=on_exit)
 
     def _send(self, order: Mapping[str, Any]) -> bool:
@@ -149,6 +150,8 @@ class BrokeredEngine:
             events = self._nodes.get(message.get("node", -1))
         match message:
             case {"offered": _} if events:
+                with self._changed:
+                    self._shortage = ""
                 events.offered(message["node"])
             case {"key": key} if events:
                 events.started(message["node"], key)
@@ -159,10 +162,11 @@ class BrokeredEngine:
             case {"gone": why, "swept": swept} if events:
                 events.gone(message["node"], why, swept=swept)
             case {"refused": why, "address": address}:
-                with self._changed:
-                    events = next(iter(self._nodes.values()), None)
-                if events is not None:
+                if (events := self._any()) is not None:
                     events.refused(address, why)
+            case {"engine_gone": why}:
+                if (events := self._any()) is not None:
+                    events.engine_gone(why)
             case {"released": _}:
                 self._released(message["node"])
             case {"address": address, "ranks_per_node": ranks}:
@@ -178,6 +182,10 @@ class BrokeredEngine:
                     self._changed.notify_all()
             case _:
                 pass
+
+    def _any(self) -> EngineEvents | None:
+        with self._changed:
+            return next(iter(self._nodes.values()), None)
 
     def _released(self, number: int) -> None:
         with self._changed:

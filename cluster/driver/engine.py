@@ -52,6 +52,9 @@ class EngineEvents(Protocol):
     def refused(self, address: str, why: str) -> None:
         """Something that may not be a node has tried to connect to the engine."""
 
+    def engine_gone(self, why: str) -> None:
+        """What has given the machines is not reached; told once each time."""
+
 
 class Engine(Protocol):
     """What the driver asks for. Only `open` and `close` wait: not on the loop's thread."""

@@ -73,6 +73,13 @@ class NodeAwaited(Event, event="node_awaited"):
     level: str = "warning"
 
 
+class EngineGone(Event, event="engine_gone", level="error"):
+    """What has given the machines is not reached, such as Ray's head. Their ranks go on for now."""
+
+    group: str
+    why: str
+
+
 class NodeQuarantined(Event, event="node_quarantined", level="error"):
     """A machine was lost too often: its node serves again only after a while.
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.cluster.link.handshake import why_unfit
-from phalanx.cluster.link.messages import Greeting, Leave, NodeOrder, Swept
+from phalanx.cluster.link.messages import MACHINE, Greeting, Leave, NodeOrder, Swept
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import (
     HELD,
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from phalanx.cluster.link.node_gateway import NodeGateway
     from phalanx.runtime import EventLoop, Timer
 
+_PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
+
 
 class NodeListener(Protocol):
     """What the owner tells of the nodes, on the event loop's thread."""
@@ -69,6 +71,9 @@ class NodeListener(Protocol):
 
     def refused(self, address: str, why: str) -> None:
         """A stranger tried to connect; told once for each *why* of a gateway's."""
+
+    def engine_gone(self, why: str) -> None:
+        """What has given the machines is not reached."""
 
     def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         """The machine of the node was lost too often: it serves again at *until*."""
@@ -198,6 +203,10 @@ class NodeOwner:
 
         self._post(judge)
 
+    def engine_gone(self, why: str) -> None:
+        """See `EngineEvents`."""
+        self._loop.post(partial(self._listener.engine_gone, why))
+
     # --- what the gateway tells; on the event loop's thread -----------------------------------
 
     def ready(self) -> None:
@@ -266,8 +275,9 @@ class NodeOwner:
             self._take(decide.unfit(self.nodes, number, why), NodeRefused)
             return
         self._greetings[number] = greeting
-        machine = f"{greeting.boot}/{greeting.place}"
-        self._take(decide.greeted(self.nodes, number, machine, at))
+        machine = f"{greeting.boot}/{greeting.place[:MACHINE]}"
+        slot = greeting.place[MACHINE:]
+        self._take(decide.greeted(self.nodes, number, machine, at, slot))
 
     def _take(
         self, decision: NodeDecision, error: Callable[[str], RuntimeFault] | None = None
@@ -350,7 +360,18 @@ class NodeOwner:
         if self._overdue is not None:
             return  # the gateway is about to answer
         self._asks += 1
-        hung = partial(self._gateway.kill, "it did not answer")
-        self._overdue = self._loop.call_at(self._loop.time() + self.nodes.limits.lease, hung)
+        self._await_answer()
         if not self._gateway.ask(self._asks):
             self.asked(self._loop.time())
+
+    def _await_answer(self) -> None:
+        """Kill the gateway if it does not answer in time, unless this process was stopped."""
+        until = self._loop.time() + self.nodes.limits.lease
+
+        def judge() -> None:
+            if self._loop.time() < until + _PAUSE:
+                self._gateway.kill("it did not answer")
+            else:  # its answer may wait behind what it had to tell meanwhile
+                self._await_answer()
+
+        self._overdue = self._loop.call_at(until, judge)

@@ -38,7 +38,15 @@ from phalanx.cluster.nodes.placement import place
 from phalanx.runtime import NodeInfo, Place, Zmq
 from phalanx.supervision import NodeRefused, NoNode, RuntimeFault
 
-from .events import NodeFenced, NodeJoined, NodeLost, NodeQuarantined, NodeRecovered, NodeSuspect
+from .events import (
+    EngineGone,
+    NodeFenced,
+    NodeJoined,
+    NodeLost,
+    NodeQuarantined,
+    NodeRecovered,
+    NodeSuspect,
+)
 from .node_owner import NodeOwner
 from .remote_process import RemoteProcess
 
@@ -423,6 +431,10 @@ class NodePool:
     def refused(self, address: str, why: str) -> None:
         """See `NodeListener`."""
         self._events.refused(address, why)
+
+    def engine_gone(self, why: str) -> None:
+        """See `NodeListener`."""
+        self._events.happened(EngineGone(group=self._group, why=why, at=self._loop.time()))
 
     def put_aside(self, number: int, greeting: Greeting, until: float) -> None:
         """See `NodeListener`."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _ORDER = 128 * 1024  # bytes of the driver's
 _LARGEST = 64 * 1024  # bytes of a machine's message
 _HANDSHAKE = 1000  # milliseconds
+_BACKLOG = 1024  # connections that wait to be accepted: a machine waits behind strangers
 _LAST_WORDS = 1000
 
 
@@ -77,6 +78,7 @@ class Broker:
             (zmq.ROUTER_MANDATORY, 1),
             (zmq.MAXMSGSIZE, _LARGEST),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE),
+            (zmq.BACKLOG, _BACKLOG),
             (zmq.HEARTBEAT_IVL, silence // 4),
             (zmq.HEARTBEAT_TIMEOUT, silence),
             (zmq.HEARTBEAT_TTL, silence),  # the timeout of the other end
@@ -195,7 +197,3 @@ class Broker:
     def _tell(self, **what: Any) -> None:
         with contextlib.suppress(OSError):  # if the driver has let go, that is heard next
             self._control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)
-
-
-if __name__ == "__main__":
-    main()

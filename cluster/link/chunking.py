@@ -1,7 +1,8 @@
 """Long messages to a node, in pieces, between which the answers to its beats pass.
 
-- Messages keep their order. The next piece leaves when the node has taken the one before, so no
-  more than one is in anything's buffers.
+- Long messages keep their order, and so do short ones, which overtake those. The next piece leaves
+  when the node has taken the one before, so no more than one is in anything's buffers.
+- What is left of a launch that is withdrawn is not sent.
 - A piece is as large as what crosses in about the time between two beats, as the last ones did.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .messages import MalformedMessage, Piece, decode, encode
+from .messages import Launch, MalformedMessage, Piece, Withdraw, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,9 @@ class Outbox:
 
     def __init__(self, pace: float) -> None:
         self._pace = pace
-        self._waiting: deque[Sequence[bytes]] = deque()
+        self._short: deque[Sequence[bytes]] = deque()
+        self._long: deque[tuple[int, Sequence[bytes]]] = deque()  # with the number of a launch
+        self._launch = 0  # that is being sent
         self._rest = memoryview(b"")  # of the message that is being sent
         self._sizes: tuple[int, ...] = ()
         self._size = _LEAST
@@ -38,19 +41,30 @@ class Outbox:
 
     def put(self, parts: Sequence[bytes]) -> None:
         """Have the message of *parts* sent."""
-        self._waiting.append(parts)
+        message = decode(parts)
+        if isinstance(message, Withdraw):
+            self._withdraw(message.number)
+        if sum(map(len, parts)) <= _LEAST:
+            self._short.append(parts)
+        else:
+            self._long.append((message.number if isinstance(message, Launch) else 0, parts))
+
+    def _withdraw(self, launch: int) -> None:
+        self._long = deque(each for each in self._long if each[0] != launch)
+        if self._rest and self._launch == launch:
+            self._rest, self._sizes = memoryview(b"-"), (0,)  # so its pieces make no message
 
     def next(self, now: float) -> Sequence[bytes] | None:
         """Return the parts of what is to be sent now; None for nothing."""
+        if self._short:
+            return self._short.popleft()
         if self._sent_at is not None:
             return None
         if not self._rest:
-            if not self._waiting:
+            if not self._long:
                 return None
-            parts = self._waiting.popleft()
+            self._launch, parts = self._long.popleft()
             self._sizes = tuple(map(len, parts))
-            if sum(self._sizes) <= _LEAST:
-                return parts
             self._rest = memoryview(b"".join(parts))
         piece, rest = bytes(self._rest[: self._size]), self._rest[self._size :]
         self._rest = rest or memoryview(b"")  # an empty part of it would keep the whole message

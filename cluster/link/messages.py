@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+MACHINE = 24
+"""Digits of a node's place that name its machine; the others name a slot there."""
+
+
 class MalformedMessage(ValueError):
     """What came is no message of a control link."""
 
@@ -175,7 +179,7 @@ class Piece(Message):
 
 
 class Taken(Message):
-    """The last piece has come: the next may."""
+    """The last piece, or one `Output`, has come: the next may."""
 
 
 class Withdraw(Message):
@@ -221,7 +225,7 @@ class Ended(Message):
 
 
 class Output(Message):
-    """What a rank has written.
+    """What a rank has written; `Taken` follows when the driver has it.
 
     Attributes:
         stream: ``stdout``, ``stderr``, or ``log``, where each record ends in a newline.

@@ -99,6 +99,7 @@ class NodeGatewayProcess(GatewayProcess):
         self._new_beats: dict[int, float] = {}
         self._reported_at = 0.0
         self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
+        self._outputs: deque[_Node] = deque()  # whose output the driver has yet to take
         # Who was refused and may yet be admitted, by key: when that is told, from where, and why.
         self._pending_refusals: dict[bytes, tuple[float, str, str]] = {}
         super().__init__(options, link)
@@ -141,6 +142,11 @@ class NodeGatewayProcess(GatewayProcess):
     def _tell(self, head: dict[str, Any], raw: bytes = b"") -> None:
         beats, self._new_beats, self._reported_at = self._new_beats, {}, time.monotonic()
         super()._tell({**head, "heard": beats}, raw)
+
+    def _flush(self) -> None:
+        super()._flush()
+        while self._outputs and not self._backlog:
+            self._send(self._outputs.popleft(), Taken())
 
     def _go_on(self, now: float) -> None:
         super()._go_on(now)
@@ -210,6 +216,7 @@ class NodeGatewayProcess(GatewayProcess):
                 self._send_waiting(node, now)
             case Started() | NotStarted() | Output() | Ended() | StackText() | Stopped() | Swept():
                 self._tell({"from": node.number, "at": now}, parts[0])
+                self._outputs.extend([node] * isinstance(message, Output))
             case _:
                 raise MalformedMessage(f"{type(message).__name__} is not a node's to send")
 

@@ -15,7 +15,9 @@ import os
 import select
 import socket
 import sys
+import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import zmq
@@ -35,6 +37,7 @@ from phalanx.cluster.link.messages import (
     Signal,
     Stacks,
     Swept,
+    Taken,
     Warm,
     Withdraw,
     decode,
@@ -47,6 +50,7 @@ from phalanx.runtime import EventLoop, Launcher, syscalls
 from phalanx.supervision import NodeRefused
 
 from .network_interface import interface_of, why_unreached
+from .output import OutputWindow
 from .ranks import Ranks
 
 if TYPE_CHECKING:
@@ -71,6 +75,8 @@ _HANDSHAKE = 15  # beats until a connection that is there, and is not open, is t
 
 def main() -> None:
     """Run; the arguments are the starter's socket and its pidfd."""
+    with contextlib.suppress(FileNotFoundError):
+        sys.path.append(str(Path.cwd()))  # for ranks; last: it may have a zmq.py
     starter = socket.socket(fileno=int(sys.argv[1]))
     order = decode([starter.recv(ORDER)])
     assert isinstance(order, NodeOrder)
@@ -108,7 +114,10 @@ class NodeProcess:
         self._timer = syscalls.create_boot_timer()
         self._launcher = Launcher(EventLoop(), preload=(), start_timeout=_IMPORT)
         self._launcher.keep_until(self._join_until + order.lease)
-        self._ranks = Ranks(self._launcher, self._report, lambda: interface_of(self._link.address))
+        self._window = OutputWindow(order.lease / BEATS_PER_LEASE)
+        self._ranks = Ranks(
+            self._launcher, self._report, lambda: interface_of(self._link.address), self._window
+        )
         self._starters = (starter_pidfd, starter.fileno())
         self._steps: dict[int, Callable[[], None]] = {
             **dict.fromkeys(self._starters, self._be_left),
@@ -132,7 +141,7 @@ class NodeProcess:
             while (message := self._link.receive()) is not None:
                 self._obey(message, now)
                 self._last_received_at = now
-                if self._tried:
+                if self._tried and self._lease and not self._lease.is_quiet(now):
                     self._second.renew()
                     self._tried = 0
             was_open = self._second.state is LinkState.OPEN
@@ -273,6 +282,8 @@ class NodeProcess:
                 self._ranks.signal(message)
             case Stacks():
                 self._ranks.describe(message)
+            case Taken():
+                self._window.taken(time.monotonic())
             case Leave():
                 self._ranks.sweep()
             case Fenced(why=why):

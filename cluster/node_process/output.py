@@ -1,6 +1,7 @@
 """What the ranks of a node write, until it is sent to the driver, which shows and keeps it.
 
 - It is read at once, so no rank waits for the network. Of what waits to be sent the newest is kept.
+- No more than a little is under way to the driver: beats pass beside it on the same link.
 - What a rank wrote last is there when its end is reported.
 """
 
@@ -29,6 +30,39 @@ _PIECE = 8 * 1024  # bytes in a message: as JSON six times as many, and less tha
 _RECORD = 256 * 1024  # bytes of a log record, which has a lower limit of its own
 _EVERY = 0.05  # seconds between two rounds of messages
 _MESSAGES = 16  # of a rank in one round
+_UNDER_WAY = 16  # messages of all ranks that the driver has not taken
+
+
+class OutputWindow:
+    """How many messages of all ranks of a node may be under way: as many as cross in time.
+
+    Thread-safe. Times are monotonic.
+
+    Args:
+        pace: Seconds that one may take.
+    """
+
+    def __init__(self, pace: float) -> None:
+        self._pace = pace
+        self._lock = threading.Lock()
+        self._sent: deque[float] = deque()
+        self._limit = 1
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another may be sent."""
+        return len(self._sent) < self._limit
+
+    def sent(self, now: float) -> None:
+        """Note that one is under way."""
+        with self._lock:
+            self._sent.append(now)
+
+    def taken(self, now: float) -> None:
+        """Note that the driver has the first of them."""
+        with self._lock:
+            is_late = now - self._sent.popleft() > self._pace
+            self._limit = max(1, self._limit // 2) if is_late else min(self._limit + 1, _UNDER_WAY)
 
 
 class _Stream:
@@ -55,6 +89,7 @@ class RankOutput:
 
     Args:
         send: Called with each message, on any thread.
+        window: Of its node. What a rank wrote last is sent whether there is room or not.
 
     Attributes:
         stdout: The rank's end, for its descriptor 1; *stderr* likewise for 2.
@@ -62,11 +97,17 @@ class RankOutput:
     """
 
     def __init__(
-        self, loop: EventLoop, rank: int, incarnation: int, send: Callable[[Output], None]
+        self,
+        loop: EventLoop,
+        rank: int,
+        incarnation: int,
+        send: Callable[[Output], None],
+        window: OutputWindow,
     ) -> None:
         self._loop = loop
         self._who = {"rank": rank, "incarnation": incarnation}
         self._send = send
+        self._window = window
         self._lock = threading.Lock()
         self._timer: Timer | None = None
         self._start_reported = False
@@ -107,7 +148,7 @@ class RankOutput:
             watch.cancel()
         for fd in self._streams:
             self._read(fd)
-        while self._round():
+        while self._round(is_last=True):
             pass
 
     def last_words(self, stacks_from: int | None) -> tuple[str, str]:
@@ -160,9 +201,11 @@ class RankOutput:
         if self._round():
             self._plan()
 
-    def _round(self) -> bool:
+    def _round(self, *, is_last: bool = False) -> bool:
         """Send some of what waits; return whether more does."""
         for _ in range(_MESSAGES):
+            if not (self._window.has_room or is_last):
+                break
             with self._lock:
                 fd = next((fd for fd, each in self._streams.items() if each.pieces), None)
                 if fd is None:
@@ -171,5 +214,6 @@ class RankOutput:
                 dropped, stream.dropped = stream.dropped, 0
                 text = stream.take().decode("utf-8", "surrogateescape")
             name = self._names[fd]
+            self._window.sent(time.monotonic())
             self._send(Output(**self._who, stream=name, text=text, dropped=dropped))
         return True

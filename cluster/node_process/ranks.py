@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     )
     from phalanx.runtime import Launcher, Lease, Process, RelaySlot
 
+    from .output import OutputWindow
+
 _REAP_TIMEOUT = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
 _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
@@ -64,15 +66,18 @@ class Ranks:
     Args:
         report: Called with what is to be sent, on any thread.
         interface: Returns the name of the network interface towards the driver.
+        window: Of what they write.
     """
 
     def __init__(
         self,
         launcher: Launcher,
         report: Callable[[Message], None],
-        interface: Callable[[], str] = str,
+        interface: Callable[[], str],
+        window: OutputWindow,
     ) -> None:
         self._launcher = launcher
+        self._window = window
         self._report = report
         self._interface = interface
         self._locks = -1
@@ -113,7 +118,10 @@ class Ranks:
     def withdraw(self, number: int) -> None:
         """Give that launch up unless it is over."""
         with self._lock:
-            self._unwanted |= {number} & self._starting.keys()
+            if number in self._starting:
+                self._unwanted.add(number)
+                return
+        self._report(NotStarted(number=number, error="it was withdrawn"))  # and is not to come
 
     def signal(self, order: Kill | Signal) -> None:
         """Send a rank the signal, SIGKILL by default; do nothing if it has ended."""
@@ -307,8 +315,9 @@ class Ranks:
                 made.callback(slot.close)
             for rank, slot in zip(order.ranks, slots, strict=True):
                 loop = self._launcher.loop
-                output = RankOutput(loop, rank.rank, rank.incarnation, self._report)
-                equipped.append(_Equipment((rank.rank, rank.incarnation), slot, output))
+                who = (rank.rank, rank.incarnation)
+                output = RankOutput(loop, *who, self._report, self._window)
+                equipped.append(_Equipment(who, slot, output))
             made.pop_all()
 
     def _sweep(self) -> None:

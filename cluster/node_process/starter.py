@@ -94,7 +94,7 @@ class NodeStarter:
         return start_helper(
             self._loop,
             f"node {self._order.number}",
-            [*self._prefix, sys.executable, "-m", "phalanx.cluster.node_process.main"],
+            [*self._prefix, sys.executable, "-P", "-m", "phalanx.cluster.node_process.main"],
             [],
             control=control,
             on_exit=on_exit,

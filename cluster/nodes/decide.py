@@ -153,6 +153,7 @@ class Node:
     Attributes:
         since: When it entered its state; ``math.inf`` if it was asked for and did not come in time.
         machine: What names its machine until that boots anew; empty before the greeting.
+        slot: Its place there, among those of nodes beside it.
         last_received_at: When it was last heard.
         answered_at: When the last answer to it left, once none follows; None before.
     """
@@ -161,6 +162,7 @@ class Node:
     state: NodeState
     since: float
     machine: str = ""
+    slot: str = ""
     last_received_at: float = 0.0
     answered_at: float | None = None
 
@@ -245,10 +247,10 @@ def offered(nodes: Nodes, number: int, at: float) -> NodeDecision:
     return nodes.with_(replace(node, state=NodeState.JOINING, since=at)), ()
 
 
-def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
+def greeted(nodes: Nodes, number: int, machine: str, at: float, slot: str = "") -> NodeDecision:
     """Return what follows when a node has connected, and has nothing against serving.
 
-    What ran on its *machine* before has ended.
+    What ran in that *slot* of its *machine* before has ended.
     """
     node = nodes.find(number, NodeState.JOINING)
     if node is None:
@@ -256,10 +258,11 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
     nodes = replace(nodes, failures=0, have_greeted=True)
     actions = tuple[NodeAction, ...]()
     for before in nodes.nodes:
-        if before.machine == machine and before.state is NodeState.LOST:
+        place = (before.machine, before.slot)
+        if place == (machine, slot) and before.state is NodeState.LOST:
             nodes = nodes.without(before.number)
             actions += (Fenced(before.number, "a new node on its machine has ended what was left"),)
-    node = replace(node, machine=machine, last_received_at=at, since=at)
+    node = replace(node, machine=machine, slot=slot, last_received_at=at, since=at)
     losses = [lost for name, lost in nodes.losses if name == machine]
     if len(losses) >= _LOSSES and losses[-1] + nodes.limits.quarantine > at:
         node = replace(node, state=NodeState.ASIDE)

@@ -3,7 +3,8 @@
 - One exec lies between it and the node process, for Ray ends an actor's own children with it.
 - It ends with its raylet, and the node process with it.
 - It returns how the node process was, when all that came from that has ended.
-- It lets its bundle go only when the memory of its GPUs is free: the next to have them needs it.
+- It lets its bundle go when the memory of its GPUs is free, which the next to have them needs, or a
+  minute later: another process may hold it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _CLOSE = 10.0
+_FREE = 60.0
 _POLL = 0.1  # seconds; NVML has no event for memory that is released
 _SLACK = 256 << 20  # bytes that the memory in use of a GPU may differ by
 
@@ -86,7 +88,10 @@ class Agent:
         if self._starter is not None:
             self._starter.close(time.monotonic() + _CLOSE)
         self._has_ended("it was let go", is_swept=True)
-        while any(used > self._used.get(gpu, 0) + _SLACK for gpu, used in _used_bytes().items()):
+        until = time.monotonic() + _FREE
+        while time.monotonic() < until and any(
+            used > self._used.get(gpu, 0) + _SLACK for gpu, used in _used_bytes().items()
+        ):
             time.sleep(_POLL)
 
     def _has_key(self, key: str) -> None:

@@ -1,12 +1,14 @@
 """The broker: the process beside the driver that asks Ray for machines, and for agents on them.
 
-- The nodes that are asked for first, together, are one placement group: all of them or none. Any
-  later one is a group of its own, at once; a bundle of the first group that was left, or that Ray
-  has placed again, is taken if its agent is there earlier.
+- The nodes that the ranks need first are one placement group: all of them or none. The spares, and
+  any later one, are groups of their own, on other machines if there are any with room. A bundle of
+  the first group that was left, or that Ray has placed again, is taken if its agent is there
+  earlier.
 - What Ray says of an agent is told as it is: one that Ray cannot reach is in doubt, one that Ray
   has declared dead is gone. An agent's own word, that its node process has ended, is told too.
 - A node is told as offered when its agent runs, so Ray's queue is no part of the time to join.
-- It ends with the driver, and Ray then ends the agents, whose owner it is.
+- It ends with the driver, and Ray then ends the agents, whose owner it is. When Ray's head is gone
+  it tells of that at once.
 
 Why a process: Ray ends the process that has called ``ray.init`` a minute after Ray's head is gone.
 """
@@ -20,17 +22,24 @@ import select
 import socket
 import sys
 import threading
+import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
-from ray.util import get_node_ip_address, placement_group, remove_placement_group
+from ray.util import (
+    get_node_ip_address,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.cluster.link.messages import NodeOrder, decode, encode
+from phalanx.cluster.link.messages import MACHINE, NodeOrder, decode, encode
 
 from .agent import Agent
 
@@ -41,6 +50,8 @@ _ORDER = 128 * 1024  # bytes
 _REACH = 5.0  # seconds for a connection to Ray's head; by itself Ray tries for three minutes
 _AGAIN = 2.0  # seconds until the next attempt, where an earlier broker had reached the cluster
 _LOOK = 2.0  # seconds between looks at what there is, while a node waits
+_HEAD = 1.0  # seconds between looks whether Ray's head is there
+_NODE_ID = "ray.io/node-id"  # the label that Ray gives each of its nodes
 _THREADS = 4  # of an agent: it starts, waits, and is stopped
 
 
@@ -62,6 +73,19 @@ def main() -> None:
 def _end_with(driver: int) -> None:
     select.select([driver], [], [])
     os._exit(1)
+
+
+def _watch_head(control: socket.socket, address: str) -> None:
+    was_there = True
+    while True:
+        time.sleep(_HEAD)
+        try:
+            check_reachable(address)
+            was_there = True
+        except OSError as error:
+            if was_there:
+                _tell(control, engine_gone=f"Ray's head at {address} is not reached: {error}")
+            was_there = False
 
 
 def _tell(control: socket.socket, **what: Any) -> None:
@@ -96,6 +120,7 @@ class _Node:
     number: int
     tries: list[_Agent] = field(default_factory=list[_Agent])  # until one of them runs
     agent: _Agent | None = None
+    is_apart: bool = False  # it asks for a machine without another node
     is_gone: bool = False
 
 
@@ -117,12 +142,16 @@ class Broker:
         self._bundle = {name: amount for name, amount in asked.items() if amount}
         if not self._bundle:
             raise ValueError("by cluster.resources a node reserves nothing: give one of them")
+        self._spares: int = opening["spare_nodes"]
         self._nodes: dict[int, _Node] = {}
+        self._first: list[_Node] = []  # those of the first group
         self._left: list[_Bundle] = []  # of the first group, without a node
         self._places: dict[str, _Node] = {}
         self._answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._tell(address=get_node_ip_address(), ranks_per_node=ranks)
+        head = (control, ray.get_runtime_context().gcs_address)
+        threading.Thread(target=_watch_head, args=head, daemon=True).start()
 
     def run(self) -> None:
         """Take orders until the driver lets go."""
@@ -142,7 +171,10 @@ class Broker:
                     return
                 self._obey(json.loads(data))
             if is_waiting and not ready:
-                self._tell(shortage=self._shortage())
+                with suppress(Exception):  # the head is gone
+                    self._tell(shortage=self._shortage())
+                    self._try_others()
+                    self._try_beside_others()
 
     def _tell(self, **what: Any) -> None:
         _tell(self._control, **what)
@@ -176,13 +208,34 @@ class Broker:
 
     def _reserve(self, numbers: list[int]) -> None:
         nodes = [_Node(number) for number in numbers]
-        is_first = not self._nodes and len(nodes) > 1
+        if not self._nodes and (first := nodes[: len(nodes) - self._spares]):
+            group = placement_group([self._bundle] * len(first), strategy="STRICT_SPREAD")
+            for index, node in enumerate(first):
+                self._try(node, _Bundle(group, index, is_shared=len(first) > 1))
+            self._first = first
         self._nodes |= {node.number: node for node in nodes}
-        for together in [nodes] if is_first else [[node] for node in nodes]:
-            group = placement_group([self._bundle] * len(together), strategy="STRICT_SPREAD")
-            for index, node in enumerate(together):
-                self._try(node, _Bundle(group, index, is_shared=is_first))
+        self._try_others()
         self._offer_left()
+
+    def _try_others(self) -> None:
+        """Try a group of its own for each node that has none, once the first group is there."""
+        if any(node.agent is None and node.number in self._nodes for node in self._first):
+            return
+        for node in self._nodes.values():
+            if node.agent is None and not node.tries:
+                taken = {each.agent.node for each in self._nodes.values() if each.agent} - {""}
+                apart = [{_NODE_ID: f"!in({', '.join(sorted(taken))})"}] if taken else None
+                group = placement_group([self._bundle], bundle_label_selector=apart)
+                node.is_apart = apart is not None
+                self._try(node, _Bundle(group, 0, is_shared=False))
+
+    def _try_beside_others(self) -> None:
+        """Try any machine for the nodes for which there is none without another node."""
+        for node in self._nodes.values():
+            own = [each.bundle.group for each in node.tries if not each.bundle.is_shared]
+            if node.is_apart and all(_state_of(group) != "CREATED" for group in own):
+                node.is_apart = False
+                self._try(node, _Bundle(placement_group([self._bundle]), 0, is_shared=False))
 
     def _offer_left(self) -> None:
         """Try what is left of the first group for the nodes that wait."""
@@ -218,21 +271,25 @@ class Broker:
             for other in node.tries:
                 self._drop(other)
             node.tries.clear()
+            node.is_apart = False
             self._tell(node=node.number, offered=True)
             self._watch(node, agent)
+            self._try_others()
         elif not node.tries:
             # It has had a machine, and would fail there again: that is to be counted.
             node.agent = agent
             self._tell(node=node.number, offered=True)
             self._gone(node, text_of(error), is_swept=True)
         elif not agent.bundle.is_shared:
-            remove_placement_group(agent.bundle.group)
+            self._drop(agent)
 
     def _drop(self, agent: _Agent) -> None:
-        ray.kill(agent.actor)
+        with suppress(Exception):  # the head is gone
+            ray.kill(agent.actor)
         if agent.bundle.is_shared:
             self._left.append(agent.bundle)
-        else:
+            return
+        with suppress(Exception):
             remove_placement_group(agent.bundle.group)
 
     def _release(self, number: int) -> None:
@@ -244,6 +301,7 @@ class Broker:
                     self._drop(agent)
                 node.tries.clear()
             self._tell(node=number, released=True)
+            self._try_others()
             self._offer_left()
 
         if node is None or node.agent is None:
@@ -263,9 +321,9 @@ class Broker:
 
     def _place(self, node: _Node, agent: _Agent) -> str:
         """Return a place on the agent's machine: one that was a lost node's, if there is one."""
-        count = 0
+        count, machine = 0, uuid.uuid5(self._name, agent.node).hex[:MACHINE]
         while True:
-            place = uuid.uuid5(self._name, f"{agent.node}/{count}").hex
+            place = f"{machine}{count:08x}"
             holder = self._places.get(place)
             if holder is None or holder.is_gone or holder.number not in self._nodes:
                 self._places[place] = node
@@ -338,6 +396,10 @@ def _ranks_per_node(gpus_per_rank: float) -> int:
     return int(most // gpus_per_rank)
 
 
+def _state_of(group: Any) -> Any:
+    return placement_group_table(group)["state"]
+
+
 def _amounts(resources: dict[str, float]) -> str:
     shown = {
         name: amount
@@ -345,7 +407,3 @@ def _amounts(resources: dict[str, float]) -> str:
         if not name.startswith(("node:", "memory", "object_store_memory", "accelerator_type:"))
     }
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(shown.items())) or "nothing"
-
-
-if __name__ == "__main__":
-    main()

@@ -75,6 +75,7 @@ class Ray(ClusterOptions):
             "resources": dict(self.resources or {}),
             "runtime_env": dict(self.runtime_env or {}),
             "ranks_per_node": self.ranks_per_node,
+            "spare_nodes": self.spare_nodes,
             "gpus_per_rank": gpus_per_rank,
         }
         return BrokeredEngine(loop, "Ray broker", "phalanx.cluster.ray.broker_main", opening)

@@ -40,7 +40,7 @@ _FLAGS = {
 }
 _BOOT = (
     "import sys; end = 2 + int(sys.argv[1]); sys.path[:] = sys.argv[2:end]; del sys.argv[1:end]; "
-    "from phalanx.runtime.{module} import main; main()"
+    "from {module} import main; main()"
 )
 # The folder under another package name: only the few modules that are needed are imported, and
 # none of the faces, which would make a process of a few megabytes one of fifty.
@@ -125,9 +125,10 @@ def start_interpreter(request: StartRequest) -> tuple[int, int]:
     """Return pid and pidfd of a new interpreter that becomes what *request* says."""
     spec, tag = request.spec, request.tag
     fds = [request.file, request.awaits, *spec.fds.values()]
+    main = command("phalanx.runtime.process.child_main", spec.sys_path or ())
     return start(
         repr(spec.label),
-        [*command("process.child_main", spec.sys_path or ()), ",".join(map(str, fds))],
+        [*main, ",".join(map(str, fds))],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=spec.stdout,

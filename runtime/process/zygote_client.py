@@ -328,7 +328,7 @@ class Zygote:
         process = interpreter.start_helper(
             self._loop,
             "zygote",
-            interpreter.command("process.zygote_main", sys.path),
+            interpreter.command("phalanx.runtime.process.zygote_main", sys.path),
             [self._tag.pattern.decode(), json.dumps(self._preload)],
             control=control,
             on_exit=on_exit,

@@ -111,7 +111,7 @@ WINDOW = 16
 """Messages that one end may have sent and the other not yet taken."""
 
 PIECE = 512 * 1024
-"""Bytes of a large body in one message."""
+"""Bytes of a large body in one message, at most; as many as cross in time."""
 
 LARGEST = PIECE + 64 * 1024
 """Bytes that no message of ours exceeds; a peer that sends more is cut off."""
@@ -120,6 +120,10 @@ _HEAD = struct.Struct("<BBQQQ")
 """say, lane, line, and two numbers"""
 
 _ACK_EVERY = WINDOW // 4
+_LEAST = 32 * 1024  # bytes of a piece
+_PACE = (
+    0.25  # seconds that one may take: an eighth of the least silence that parts a cluster's link
+)
 _BEATS = WINDOW
 
 
@@ -326,6 +330,9 @@ class Line:
         self._out: deque[_Outgoing] = deque()
         self._posted = 0
         self._taken_there = 0
+        self._size = _LEAST  # of the next piece
+        self._paced = 0  # messages taken there by then
+        self._paced_at = 0.0
         self._taken = 0
         self._acknowledged = 0
         self._arriving: Delivery | None = None
@@ -395,6 +402,11 @@ class Line:
             self._acknowledged = self._taken
             self.say(Say.TAKEN, self._taken, now=now)
         out = self._out
+        if out and out[0].at > 0 and (count := self._taken_there - self._paced) > 0:
+            took = (now - self._paced_at) / count
+            size = 2 * self._size if took < _PACE / 2 else self._size
+            self._size = min(max(size // 2 if took > _PACE else size, _LEAST), PIECE)
+            self._paced, self._paced_at = self._taken_there, now
         while out and self._posted - self._taken_there < WINDOW:
             first = out[0]
             body, shared = first.body, first.shared
@@ -409,8 +421,9 @@ class Line:
                 head = _HEAD.pack(Say.PACKET, first.lane, self.number, size, refers_to)
                 link.post([head, first.packet])
                 first.at = 0
+                self._paced, self._paced_at = self._taken_there, now
             elif body is not None:
-                piece = body[first.at : first.at + PIECE]
+                piece = body[first.at : first.at + self._size]
                 link.post([_HEAD.pack(Say.PIECE, first.lane, self.number, 0, 0), piece])
                 first.at += piece.nbytes
             self._posted += 1

@@ -6,6 +6,7 @@ from phalanx.actors import CheckpointRestored as CheckpointRestored
 from phalanx.actors import CheckpointTaken as CheckpointTaken
 from phalanx.actors import Emitted as Emitted
 from phalanx.actors import StandbyLost as StandbyLost
+from phalanx.cluster import EngineGone as EngineGone
 from phalanx.cluster import NodeAwaited as NodeAwaited
 from phalanx.cluster import NodeFenced as NodeFenced
 from phalanx.cluster import NodeJoined as NodeJoined

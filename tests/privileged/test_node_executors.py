@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -180,6 +181,38 @@ def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
             assert size == [len(load)]
             assert [node.node for node in group.status().nodes] == [0]  # the first one
             assert group.status().restarts == 0
+
+
+def test_output_without_end_and_a_large_answer_over_a_slow_wire_lose_no_node(
+    runtime: Runtime,
+) -> None:
+    with namespace() as (name, cable, here, _):
+        rate = ("root", "tbf", "rate", "512kbit", "burst", "16kb", "latency", "400ms")
+        ip("netns", "exec", name, "tc", "qdisc", "add", "dev", f"{cable[:-1]}b", *rate)
+        prefix = ("ip", "netns", "exec", name, *INIT)
+        nodes = LocalNodes(
+            ranks_per_node=1,
+            node_timeout=TIMEOUT,
+            bind=here,
+            engine_options={"slots": 1, "prefix": lambda _slot: prefix},
+        )
+        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
+        with Executor(Echo, 1, runtime=runtime, **given) as group:
+            group.collective_rpc(_write_without_end, LONG)
+            answer = group.collective_rpc(lambda _worker: os.urandom(700_000), 2 * LONG)
+            assert len(answer[0]) == 700_000
+            assert [node.node for node in group.status().nodes] == [0]  # the first one
+            assert group.status().restarts == 0
+
+
+def _write_without_end(_worker: Any) -> None:
+    def write() -> None:
+        while True:
+            sys.stdout.write("x" * 3000 + "\n")
+            sys.stdout.flush()
+            time.sleep(0.005)
+
+    threading.Thread(target=write, daemon=True).start()
 
 
 def test_an_address_that_other_machines_do_not_reach_is_told_with_its_option(

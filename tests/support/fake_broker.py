@@ -22,20 +22,17 @@ def main() -> None:
             journal.write(json.dumps(order) + "\n")
         match order:
             case {"reserve": numbers}:
-                tell(shortage="there are 3 kettles")
                 for number in numbers:
                     tell(node=number, offered=True)
             case {"start": number}:
+                tell(shortage="there are 3 kettles")
                 tell(refused="it is no kettle", address="10.0.0.9")
                 tell(node=number, key=f"key of {number}")
                 tell(node=number, unreached="it is behind a wall")
                 tell(node=number, doubt="it hums")
+                tell(engine_gone="the stove is cold")
                 tell(node=number, gone="it boiled", swept=True)
             case {"release": number}:
                 tell(node=number, released=True)
             case _:
                 raise AssertionError(order)
-
-
-if __name__ == "__main__":
-    main()

@@ -37,6 +37,7 @@ class NodeCommand:
         prefix: Sequence[str] = (),
         program: Sequence[str] = (sys.executable, "-m", "phalanx.cli"),
         wait: float = LONG,
+        cwd: Path = ROOT,
         **environment: str,
     ) -> None:
         self._mark = uuid.uuid4().hex
@@ -49,7 +50,7 @@ class NodeCommand:
                 stdin=subprocess.DEVNULL,
                 stderr=log,
                 env={**os.environ, "PHALANX_TEST_MARK": self._mark, **environment},
-                cwd=ROOT,
+                cwd=cwd,
                 start_new_session=True,
             )
 

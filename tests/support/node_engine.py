@@ -22,7 +22,7 @@ from phalanx.cluster.driver.engine import Cluster, EngineEvents
 from phalanx.cluster.driver.options import ClusterOptions
 from phalanx.cluster.link.messages import NodeOrder, encode
 from phalanx.cluster.node_process.starter import NodeStarter
-from phalanx.runtime import RELAY_PRELOAD, EventLoop
+from phalanx.runtime import RELAY_PRELOAD, EventLoop, process_tree
 from phalanx.supervision import RuntimeFault
 
 CLOSE = 5.0
@@ -178,6 +178,7 @@ class Agent:
         del loop, prefix, on_unreached
         self.pid: int | None = None
         self._order = encode(order)[0].decode()
+        self._tag = process_tree.TreeTag("", order.place)
         self._on_key = on_key
         self._on_gone = on_gone
         self._process: subprocess.Popen[str] | None = None
@@ -188,6 +189,11 @@ class Agent:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], **pipes)
         self._thread.start()
+
+    @property
+    def agent(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def close(self, deadline: float) -> None:
         if (process := self._process) is None:

@@ -63,14 +63,18 @@ def test_what_the_broker_tells_is_told_of_its_node(engine: BrokeredEngine, told:
     assert told.next() == [("offered", 7)]
     engine.start(7, ORDER)
 
-    assert told.next(5) == [
+    assert told.next(6) == [
         ("refused", "10.0.0.9", "it is no kettle"),
         ("started", 7, "key of 7"),
         ("unreached", 7, "it is behind a wall"),
         ("suspect_reported", 7, "it hums"),
+        ("engine_gone", "the stove is cold"),
         ("gone", 7, "it boiled", True),
     ]
     assert engine.shortage() == "there are 3 kettles"
+    engine.reserve(8, told)
+    assert told.next() == [("offered", 8)]
+    assert engine.shortage() == ""
 
 
 def test_what_is_asked_for_at_once_is_asked_of_the_broker_at_once(

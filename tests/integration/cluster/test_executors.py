@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
+import resource
 import signal
 import socket
 import time
@@ -201,6 +203,28 @@ def test_what_ranks_on_nodes_write_is_shown_as_it_comes(capfd: pytest.CaptureFix
             wait_until(lambda: has("bytes were dropped", "x" * 1000))
             group.collective_rpc("say", args=("goodbye",))
             wait_until(lambda: has(*(f"{head}goodbye" for head in heads)))
+
+
+def test_strangers_that_hold_every_descriptor_of_the_gateway_keep_no_rank_from_its_restart(
+    nodes: Make,
+) -> None:
+    made = nodes(size=2)
+    owner: Any = made.engine._events[0]
+    gateway = owner._gateway
+    host, _, port = gateway.endpoint.removeprefix("tcp://").rpartition(":")
+    _, most = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)
+    used = len(list(Path(f"/proc/{gateway.pid}/fd").iterdir()))
+    resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (used + 20, most))
+
+    with contextlib.ExitStack() as held:
+        for _ in range(60):
+            held.enter_context(socket.create_connection((host, int(port)), LONG))
+        kill(made.group.ranks[0].pid or 0)
+        wait_until(lambda: made.group.status().restarts == 1)
+
+        assert made.group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert made.group.status().restarts == 1
+    assert made.of(NodeLost) == []
 
 
 def test_a_rank_that_hangs_on_a_node_is_ended_with_its_stacks(nodes: Make) -> None:

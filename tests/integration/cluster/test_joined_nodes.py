@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.drivers import Driver
-from tests.support.joining_nodes import Site
+from tests.support.joining_nodes import ROOT, Site
 from tests.support.processes import LONG, wait_until
 from tests.support.workers import Echo
 
@@ -57,6 +58,21 @@ def test_ranks_are_on_the_machines_that_have_joined_and_the_commands_end_with_th
     group.close()
     assert [command.ended() for command in commands] == [0, 0]
     assert all(command.says("has ended") for command in commands)
+
+
+def test_modules_in_the_working_folder_take_the_place_of_none_of_ours_and_ranks_import_them(
+    site: Site, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("zmq", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from here')\n")
+    (tmp_path / "own.py").write_text("WORD = 'own'\n")
+    monkeypatch.chdir(tmp_path)  # of the broker
+    program = (sys.executable, "-P", "-m", "phalanx.cli")  # as the command that is installed
+    site.join(program=program, cwd=tmp_path, PYTHONPATH=str(ROOT))
+
+    group = site.group(Echo, 1, runtime)
+
+    assert group.collective_rpc(lambda _: importlib.import_module("own").WORD) == ["own"]
 
 
 def test_after_its_node_process_was_killed_a_machine_joins_again_and_the_group_heals(

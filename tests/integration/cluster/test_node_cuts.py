@@ -52,15 +52,18 @@ def test_a_node_that_is_cut_off_ends_its_ranks_before_it_is_fenced(
     assert why == "its lease is over"
 
 
-def test_a_cut_of_half_a_lease_loses_nothing(behind: tuple[Cluster, Relay], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "times"), [(0.5, 1), (0.2, 3)])
+def test_cuts_of_a_part_of_a_lease_lose_nothing(
+    behind: tuple[Cluster, Relay], tmp_path: Path, part: float, times: int
+) -> None:
     cluster, relay = behind
     cluster.start(0, "pulse", str(tmp_path / "pulse"))
 
-    for way in ("both", "up", "down"):
+    for way in ("both", "up", "down") * times:
         relay.cut(way)
-        time.sleep(LEASE / 2)  # what is tested is that this much passes
+        time.sleep(LEASE * part)  # what is tested is that this much passes
         relay.heal()
-        time.sleep(LEASE / 2)  # as is this
+        time.sleep(LEASE * part)  # as is this
 
     seen = last_pulse(tmp_path / "pulse")
     wait_until(lambda: last_pulse(tmp_path / "pulse") > seen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -93,13 +94,20 @@ def test_a_launch_that_fails_is_told_and_leaves_nothing_as_is_one_of_a_rank_that
     assert "runs here already" in failure.error
 
 
+@pytest.mark.parametrize("with_agent", [False, True])
 def test_nothing_is_left_of_a_node_whose_process_is_killed(
-    cluster: Cluster, tmp_path: Path
+    cluster_of: Make, tmp_path: Path, *, with_agent: bool
 ) -> None:
+    cluster = cluster_of(agents=with_agent)
+    cluster.open(1)
     cluster.start(0, "scatter", str(tmp_path / "there"), ranks=(0, 1))
     wait_until(lambda: len(cluster.processes(0)) >= 11)  # with guardian and zygote
 
-    at = kill(cluster.engine.pid_of(0))
+    starter = cluster.engine.starters[0]
+    victims = [starter.pid, *([starter.agent] if with_agent else [])]
+    at = time.monotonic()
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
 
     nothing_left = seconds_until(lambda: not cluster.processes(0), at)
     _, lost_at = cluster.told.wait("lost", 0)
@@ -107,7 +115,7 @@ def test_nothing_is_left_of_a_node_whose_process_is_killed(
     cluster.told.wait("admitted", 1)
     assert nothing_left < SOON
     assert lost_at - at < SOON
-    assert "its process has ended: killed" in why
+    assert ("its lease is over" if with_agent else "its process has ended: killed") in why
 
 
 @pytest.mark.parametrize("guardian", ["first", "replaced"])

@@ -20,7 +20,9 @@ from phalanx.cluster.link.messages import (
     Beat,
     Fenced,
     Message,
+    Output,
     Started,
+    Taken,
     encode,
 )
 from phalanx.cluster.link.node_gateway import NodeGateway
@@ -228,6 +230,28 @@ def test_the_end_of_a_link_is_told_after_all_that_came_over_it(
     assert [message.number for _, _, message, _ in came[:50]] == list(range(50))
     assert came[50][:2] == ("closed", 1)
     node.link = NodeLink(node.link._endpoint, gateway.key)  # for the fixture to close
+
+
+def test_no_more_output_is_taken_than_a_stopped_driver_has_room_for(
+    node: Peer, loop: EventLoop
+) -> None:
+    goes_on = threading.Event()
+
+    def stop() -> None:
+        goes_on.wait(LONG)
+
+    loop.post(stop)
+    output = Output(rank=0, incarnation=1, stream="stdout", text="x" * 8000)
+    for _ in range(200):
+        node.link.send(output)
+
+    taken = 0
+    while node.link.socket.poll(500):
+        taken += node.receive() == Taken()
+    goes_on.set()
+
+    assert taken < 100
+    assert [node.receive() for _ in range(200 - taken)] == [Taken()] * (200 - taken)
 
 
 def test_a_recorded_greeting_gets_nowhere(

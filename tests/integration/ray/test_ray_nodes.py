@@ -84,6 +84,25 @@ def test_a_node_that_is_killed_is_replaced_on_the_same_machine(
     assert len(spread(group, 1, 2)) == 2
 
 
+def test_spares_are_on_machines_of_their_own_and_keep_no_ranks_waiting(
+    machines: Machines, group_of: Make
+) -> None:
+    ray = machines(2)  # with room for two nodes on each
+    group = group_of(ray, spare_nodes=1, limits=replace(SLOW, wait=8.0))
+    group.gateway.open()
+
+    group.owner.want(3)
+
+    for number in (0, 1):
+        group.told.wait("admitted", number)
+    assert len(spread(group, 0, 1)) == 2
+    group.told.wait("admitted", 2)  # beside another, for there is no other machine
+    ray.add("c")
+    group.owner.want(4)
+    group.told.wait("admitted", 3)
+    assert group.raylet(3) not in spread(group, 0, 1, 2)
+
+
 def test_all_nodes_end_with_the_broker_and_are_counted_once(
     two_machines: RayCluster, group_of: Make
 ) -> None:
@@ -145,9 +164,12 @@ def test_nodes_end_with_the_head_of_ray_and_the_driver_goes_on(
     group.open(1)
     (pid,) = group.start(0, "stay")
 
-    os.kill(ray.head, signal.SIGKILL)
+    at = kill(ray.head)
 
-    group.told.wait("lost", 0)
+    why, told_at = group.told.wait("engine_gone")
+    _, lost_at = group.told.wait("lost", 0)
+    assert f"Ray's head at {ray.address} is not reached" in why
+    assert told_at - at < 4.0 < lost_at - at
     group.told.wait("fenced", 0)
     wait_until(lambda: not is_alive(pid))
     assert len(group.told.of("lost")) == 1

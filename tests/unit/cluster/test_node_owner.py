@@ -217,6 +217,20 @@ def test_a_gateway_that_does_not_answer_is_killed(world: World) -> None:
     assert world.told() == [("kill",)]
 
 
+def test_a_driver_that_was_stopped_kills_no_gateway_whose_answer_it_has_not_read(
+    world: World,
+) -> None:
+    world.answers_asks = False
+    world.pass_time(3.0)  # it has asked at 2.5
+    world.told()
+
+    world.now = 30.0
+    world.pass_time(39.9)
+    assert world.told() == []
+    world.pass_time(40.1)
+    assert world.told() == [("kill",)]
+
+
 def test_with_the_gateway_all_nodes_are_lost_and_fenced_a_lease_later(world: World) -> None:
     world.told()
     world.is_up = False

@@ -121,15 +121,19 @@ def test_a_new_node_on_the_machine_of_a_lost_one_fences_it() -> None:
     assert [node.number for node in nodes.nodes] == [1]
 
 
-def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for() -> None:
+@pytest.mark.parametrize("slots", [("", ""), ("1", "2")])
+def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for(
+    slots: tuple[str, str],
+) -> None:
     nodes, at = serving(), 0.0
     for number in (0, 1):
         at += 10.0
         nodes, _ = decide.gone(nodes, number, "its link closed", at)
         nodes, _ = decide.offered(nodes, number + 1, at)
-        nodes, actions = decide.greeted(nodes, number + 1, "0", at)
+        nodes, actions = decide.greeted(nodes, number + 1, "0", at, slots[number])
 
-    assert actions[1:] == (PutAside(2, at + 600.0), AskForNode(3))
+    assert actions[-2:] == (PutAside(2, at + 600.0), AskForNode(3))
+    assert len(actions) == 2 + (slots[0] == slots[1])  # it has ended what was left in its slot
     assert Admit(2) in pass_time(decide.beat_received(nodes, 2, at + 599.0)[0], at + 600.0)[1]
 
 

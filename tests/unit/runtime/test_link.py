@@ -52,7 +52,7 @@ class Ends:
             line.attach(far)
         self.got: dict[int, list[Delivery]] = {number: [] for number in self.far}
         self.forgotten: list[int] = []
-        self.pieces = 0
+        self.carried = 0  # bytes in pieces
 
     def carry(self, *, stopped: int | None = None) -> None:
         moved = True
@@ -74,7 +74,7 @@ class Ends:
     def _arrive(self, message: list[bytes], stopped: int | None) -> None:
         parts = [memoryview(part) for part in message]
         number = self.link.note_received(parts, 1.0)
-        self.pieces += message[0][0] == Say.PIECE
+        self.carried += len(message[-1]) * (message[0][0] == Say.PIECE)
         what = self.far[number].take(parts)
         if isinstance(what, Delivery):
             self.got[number].append(what)
@@ -166,6 +166,26 @@ def test_a_large_body_arrives_whole_between_small_ones(ends: Ends) -> None:
     assert (ends.far[1].malformed, ends.lines[1].malformed) == (0, 0)
 
 
+@pytest.mark.parametrize(("rate", "least", "most"), [(1e9, PIECE, PIECE), (125e3, 0, PIECE // 8)])
+def test_a_piece_is_as_large_as_what_crosses_in_time(
+    ends: Ends, rate: float, least: int, most: int
+) -> None:
+    line, far, now, sizes = ends.lines[1], ends.far[1], 0.0, list[int]()
+    line.send(Lane.DATA, large(1, bytes(8 * PIECE)))
+
+    while not ends.got[1]:
+        line.pump(now)
+        message = ends.posted.popleft()
+        sizes.append(len(message[-1]))
+        now += sizes[-1] / rate
+        ends._arrive(message, None)
+        far.pump(now)
+        while ends.back:
+            line.take([memoryview(part) for part in ends.back.popleft()])
+
+    assert least <= max(sizes) <= most
+
+
 def test_nothing_leaves_while_the_other_end_takes_nothing(ends: Ends) -> None:
     for number in range(10 * WINDOW):
         ends.lines[1].send(Lane.DATA, frame(number, b"x"))
@@ -254,7 +274,7 @@ def test_a_body_for_several_ranks_travels_once_and_before_what_refers_to_it(ends
     ends.carry()
 
     (whole,) = ends.got[BODIES]
-    assert (content(whole), ends.pieces) == (body, 3)
+    assert (content(whole), ends.carried) == (body, len(body))
     told = [delivery for number in ends.lines for delivery in ends.got[number]]
     assert [(each.shared, each.head[4], each.body) for each in told] == [
         (whole.head[4], 5, b"own part")
