@@ -32,7 +32,7 @@ from phalanx.supervision import (
 )
 
 from .logs import Tail, open_logs
-from .summary import Failure, pass_on, summary
+from .summary import Failure, pass_on, root_cause, summary
 from .worker import Job, ScriptWorker
 
 if TYPE_CHECKING:
@@ -232,17 +232,15 @@ class _Run:
         if self._passed_on is not None:
             _say(f"ended by {self._passed_on.name}")
             return 1
-        found = {
-            each.rank: each for exit_ in self._exits if (each := Failure.of(exit_, self._logs))
-        }
+        found = [each for exit_ in self._exits if (each := Failure.of(exit_, self._logs))]
         reason = executor.wait_closed(self._options.shutdown_timeout)
         if not found:
             if reason is not None and reason.kind is ExitKind.NORMAL:
                 return 0  # every rank has left by os._exit(0)
             _say(f"the run has ended: {reason}")
             return 1
-        first = next(iter(found.values()))
-        failures = sorted(found.values(), key=lambda each: each.rank)
+        failures = [found[0], *sorted(found[1:], key=lambda each: each.rank)]
+        first = root_cause(failures)
         sys.stderr.write(f"{summary(self._options.program.name, failures, first)}\n")
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             pass_on(first, error_file)

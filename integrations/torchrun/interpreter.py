@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import io
 import os
 import runpy
@@ -45,13 +46,16 @@ def run_python(
     """
     pid = os.getpid()
     _become_fresh()
-    sys.argv[:] = [program.target if program.kind == "script" else "-m", *argv]
+    is_module = program.kind == "module"
+    sys.argv[:] = ["-m" if is_module else program.target, *argv]
+    sys.orig_argv[:] = [sys.executable, "-u", *["-m"] * is_module, program.target, *argv]
     if program.folder is not None:
         sys.path.insert(0, program.folder)
     main = types.ModuleType("__main__")
     scope = vars(main)
     scope["__annotations__"] = {}
-    sys.modules["__main__"] = main
+    # Also by the name that processes started by `multiprocessing` have for it.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     code: int | None = 0
     try:
         _execute(program, scope)
@@ -66,6 +70,8 @@ def run_python(
             on_error(error)
         _show(error)
     interpreter_exit.finish()
+    del main, scope
+    _finalize_globals()
     if code is None:
         end_by(signal.SIGINT)
     if code or os.getpid() != pid:
@@ -150,6 +156,14 @@ def _exit_code(end: SystemExit) -> int:
     with suppress(Exception):
         sys.stderr.write(f"{end.code}\n")
     return 1
+
+
+def _finalize_globals() -> None:
+    """Finalize what only the program's globals refer to: a library may write its files then."""
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    for name in ("__main__", "__mp_main__"):
+        sys.modules.pop(name, None)
+    gc.collect()
 
 
 def _own_frames_cut(error: BaseException) -> types.TracebackType | None:

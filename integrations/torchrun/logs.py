@@ -33,15 +33,13 @@ _POLL: Final = 0.1  # seconds between two looks at files that are teed, as torch
 def streams_of(field_name: str, text: str, world_size: int) -> tuple[int, ...]:
     """Return which streams of each rank *text* means, as bits: 1 stdout, 2 stderr.
 
-    *text* is one number for all ranks, or ``rank:number,...``.
+    *text* is one number for all ranks, or ``rank:number,...``, also of ranks that there are not.
     """
     if re.fullmatch("[0-3]", text):
         return (int(text),) * world_size
     if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         raise SpecError(field_name, text, "give 0, 1, 2 or 3, or rank:number,rank:number,...")
     found = {int(rank): int(bits) for rank, bits in (e.split(":") for e in text.split(","))}
-    if (highest := max(found)) >= world_size:
-        raise SpecError(field_name, text, f"there is no rank {highest} of {world_size}")
     return tuple(found.get(rank, 0) for rank in range(world_size))
 
 
@@ -50,7 +48,7 @@ class LogSpec:
     """What of each rank goes where.
 
     Attributes:
-        folder: The ``--log-dir``; None for none.
+        folder: The ``--log-dir``; None for none, ``/dev/null`` for no files at all.
         redirects: For each rank the streams that go to files.
         tee: For each rank the streams that go to files and the console.
         shown: Ranks whose output the console shows; empty for all.
@@ -68,7 +66,9 @@ class LogSpec:
     @property
     def has_files(self) -> bool:
         """Whether a folder is needed."""
-        return self.folder is not None or any(self.redirects) or any(self.tee)
+        return str(self.folder) != os.devnull and (
+            self.folder is not None or any(self.redirects) or any(self.tee)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,10 @@ def _check_one_machine(parsed: argparse.Namespace) -> None:
     low, _, high = parsed.nnodes.partition(":")
     if not low.isdigit() or (high and not high.isdigit()) or int(low) < 1:
         raise SpecError("--nnodes", parsed.nnodes, "give a number above 0, or MIN:MAX")
-    if int(high or low) != 1:
+    most = int(high or low)
+    is_static = parsed.rdzv_backend == "static" and not parsed.standalone
+    # With a static rendezvous torchrun waits for all that there may be.
+    if int(low) != 1 or most < 1 or (most > 1 and is_static):
         raise SpecError("--nnodes", parsed.nnodes, "phalanx torchrun runs on one machine: give 1")
     if parsed.node_rank != 0:
         raise SpecError("--node-rank", parsed.node_rank, "with one machine there is only 0")
@@ -311,10 +314,14 @@ def _shutdown_timeout(parsed: argparse.Namespace, environ: Mapping[str, str]) ->
     return seconds
 
 
+def _joins(parsed: argparse.Namespace) -> bool:
+    """Whether torchrun would join a rendezvous; otherwise it makes up the run's id."""
+    named = parsed.rdzv_endpoint or parsed.master_port is not None
+    return not parsed.standalone and (parsed.rdzv_backend != "static" or bool(named))
+
+
 def _run_id(parsed: argparse.Namespace) -> str:
-    # As torchrun: without a rendezvous to join, standalone or not, the id is made up.
-    joins = parsed.rdzv_backend != "static" or parsed.rdzv_endpoint or parsed.master_port
-    if parsed.standalone or not (joins or parsed.rdzv_id):
+    if not _joins(parsed):
         return str(uuid.uuid4())
     name = parsed.rdzv_id or "none"
     if "/" in name or "\0" in name:
@@ -323,10 +330,9 @@ def _run_id(parsed: argparse.Namespace) -> str:
 
 
 def _logs(parsed: argparse.Namespace, size: int, environ: Mapping[str, str]) -> LogSpec:
-    words = [word for word in parsed.local_ranks_filter.split(",") if word]
-    if not all(word.isdigit() and int(word) < size for word in words):
-        text = f"give ranks below {size}: 0,1,2"
-        raise SpecError("--local-ranks-filter", parsed.local_ranks_filter, text)
+    words = [word.strip() for word in parsed.local_ranks_filter.split(",") if word]
+    if not all(word.isdigit() for word in words):
+        raise SpecError("--local-ranks-filter", parsed.local_ranks_filter, "give ranks: 0,1,2")
     folder: Path | None = parsed.log_dir
     if folder is not None and folder.exists() and not folder.is_dir() and str(folder) != os.devnull:
         raise SpecError("--log-dir", str(folder), "it is a file: name a folder")
@@ -340,14 +346,11 @@ def _logs(parsed: argparse.Namespace, size: int, environ: Mapping[str, str]) -> 
             "stderr": parsed.duplicate_stderr_filters,
         },
     )
-    if (prefix := environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")) is not None:
+    if prefix := environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"):
         spec = replace(spec, prefix=prefix)
     if str(folder) != os.devnull:
         return spec
-    if any(spec.redirects) or any(spec.tee):
-        text = "it contradicts --log-dir /dev/null: give one of them"
-        raise SpecError("--redirects", parsed.redirects, text)
-    return replace(spec, folder=None)
+    return LogSpec(folder=folder, redirects=(0,) * size, tee=(0,) * size)
 
 
 def _signals(text: str) -> tuple[signal.Signals, ...]:
@@ -367,4 +370,6 @@ def _ignored(parsed: argparse.Namespace) -> list[str]:
         value = getattr(parsed, switch.dest)
         if switch.unneeded and value != switch.default:
             lines.append(f"{switch.title} {value} is ignored: {switch.unneeded}")
+    if parsed.rdzv_id and not _joins(parsed):
+        lines.append(f"--rdzv-id {parsed.rdzv_id} is ignored: the run has an id of its own")
     return lines

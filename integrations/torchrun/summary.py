@@ -53,8 +53,10 @@ class Failure:
         if not code or exited.rank is None:
             return None
         error_file = logs.error_file(exited.rank, exited.epoch - 1)
-        record = _read(error_file)
         at = time.time() - (time.monotonic() - exited.at)
+        record = _read(error_file)
+        if logs.folder is None and Path(error_file).stat().st_mtime < at - exited.ran_for:
+            record = None  # of a round before: the rank has ended before it ran the program
         message = ""
         if record is not None:
             message, at = _message_of(record, at)
@@ -88,6 +90,11 @@ class Failure:
         }
         lines = (f"  {key:<10}: {value}" for key, value in fields.items())
         return "\n".join([f"[{index}]:", *lines])
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """Return the earliest of *failures* in whole seconds, as torchrun; of several the first."""
+    return min(failures, key=lambda each: int(each.at))
 
 
 def summary(name: str, failures: Sequence[Failure], first: Failure) -> str:

@@ -51,7 +51,8 @@ class ScriptWorker(WorkerActor):
         restart = self.ctx.epoch - 1
         error_file = job.logs.error_file(rank, restart)
         self._redirect(rank, restart, error_file)
-        self._set_environment(rank, restart, error_file)
+        no_files = job.logs.spec.folder == Path(os.devnull)
+        self._set_environment(rank, restart, "" if no_files else error_file)
         sys.path[:] = job.path
         if job.hang_after is not None:
             Activity(job.hang_after, self.ctx.report_progress)

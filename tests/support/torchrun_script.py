@@ -28,8 +28,24 @@ def note(folder: str, text: str) -> None:
         file.write(f"{text}\n")
 
 
+class Told(str):
+    """What a child process says; its class is pickled by name."""
+
+    __slots__ = ()
+
+
+class Kept:
+    """Leaves a note when Python ends."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def __del__(self) -> None:
+        note(self.folder, "finalized")
+
+
 def child(queue: multiprocessing.SimpleQueue[str]) -> None:
-    queue.put(f"{__name__} {os.environ['RANK']}")
+    queue.put(Told(f"{__name__} {os.environ['RANK']}"))
 
 
 def everything(folder: str) -> None:
@@ -39,6 +55,8 @@ def everything(folder: str) -> None:
 
     found: dict[str, object] = {"argv": sys.argv, "main": __name__, "file": __file__}
     found["environ"] = {key: value for key, value in os.environ.items() if "PHALANX" not in key}
+    found["orig_argv"] = sys.orig_argv[:-1]
+    found["stdin"] = str(Path("/proc/self/fd/0").readlink())
     found["path"] = sys.path[0]
     found["builtins"] = str(type(__builtins__))
     found["streams"] = [sys.stdout.name, sys.stderr.name]
@@ -63,6 +81,7 @@ def everything(folder: str) -> None:
     found["forked"] = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
     dist.barrier()
     note(folder, json.dumps(found))
+    globals()["kept"] = Kept(folder)
     atexit.register(note, folder, "atexit")
     threading.Timer(0.2, note, (folder, "thread")).start()
     say(f"rank {RANK} ends")

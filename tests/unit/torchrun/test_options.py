@@ -83,15 +83,13 @@ def test_variables_stand_for_options_and_the_command_line_goes_before() -> None:
         (["--longest-delay", "nan", "train.py"], "--longest-delay=nan"),
         (["--shutdown-timeout", "inf", "train.py"], "--shutdown-timeout=inf"),
         (["--redirects", "4", "train.py"], "--redirects='4'"),
-        (["--tee", "1:3", "train.py"], "--tee='1:3'"),
+        (["--tee", "1:4", "train.py"], "--tee='1:4'"),
         (["--local-ranks-filter", "a", "train.py"], "--local-ranks-filter='a'"),
-        (["--local-ranks-filter", "7", "train.py"], "--local-ranks-filter='7'"),
         (["--log-dir", "train.py", "train.py"], "--log-dir='train.py'"),
-        (["--log-dir", "/dev/null", "-r", "3", "train.py"], "--log-dir /dev/null"),
         (["--master-addr", "192.0.2.7", "train.py"], "--master-addr='192.0.2.7'"),
         (["--rdzv-endpoint", "192.0.2.7:29400", "train.py"], "--rdzv-endpoint='192.0.2.7'"),
         (["--master-port", "70000", "train.py"], "--master-port=70000"),
-        (["--rdzv-id", "a/b", "train.py"], "--rdzv-id='a/b'"),
+        (["--master-port", "0", "--rdzv-id", "a/b", "train.py"], "--rdzv-id='a/b'"),
         (["--signals-to-handle", "SIGNONE", "train.py"], "--signals-to-handle='SIGNONE'"),
         (["--signals-to-handle", "SIGKILL", "train.py"], "--signals-to-handle='SIGKILL'"),
         (["--numa-binding", "node", "train.py"], "--numa-binding='node'"),
@@ -130,11 +128,28 @@ def test_a_switch_that_is_not_needed_is_accepted_and_said_to_be_ignored() -> Non
     assert options("--standalone", "--nnodes", "1:1", "train.py").ignored == ()
 
 
+def test_ranks_that_there_are_not_and_more_machines_than_there_are_may_be_named() -> None:
+    words = ["--nproc-per-node", "2", "--standalone", "--nnodes", "1:2", "-r", "0:3,7:3"]
+
+    logs = options(*words, "--local-ranks-filter", "1, 7", "train.py").logs
+
+    assert (logs.redirects, logs.shown) == ((3, 0), frozenset({1, 7}))
+
+
+def test_without_a_log_folder_all_output_is_shown() -> None:
+    words = ["--log-dir", "/dev/null", "-r", "3", "-t", "1", "--local-ranks-filter", "4"]
+
+    logs = options(*words, "train.py").logs
+
+    assert not logs.has_files
+    assert (logs.redirects, logs.tee, logs.shown) == ((0,), (0,), frozenset())
+
+
 @pytest.mark.parametrize(
     ("words", "run_id"),
     [
-        (["--rdzv-id", "job"], "job"),
         (["--rdzv-backend", "c10d", "--rdzv-id", "job"], "job"),
+        (["--master-port", "29501", "--rdzv-id", "job"], "job"),
         (["--rdzv-backend", "c10d"], "none"),
     ],
 )
@@ -142,11 +157,12 @@ def test_the_id_of_the_run_is_the_one_given(words: list[str], run_id: str) -> No
     assert options(*words, "train.py").environment.run_id == run_id
 
 
-def test_a_standalone_run_has_an_id_of_its_own() -> None:
-    ids = {options("--standalone", "--rdzv-id", "a", "train.py").environment.run_id for _ in "ab"}
+@pytest.mark.parametrize("words", [[], ["--standalone", "--rdzv-backend", "c10d"]])
+def test_a_standalone_run_has_an_id_of_its_own(words: list[str]) -> None:
+    found = [options(*words, "--rdzv-id", "a", "train.py") for _ in "ab"]
 
-    assert len(ids) == 2
-    assert "a" not in ids
+    assert len({"a", *(each.environment.run_id for each in found)}) == 3
+    assert found[0].ignored[-1].startswith("--rdzv-id a is ignored: ")
 
 
 def test_cpu_means_a_rank_for_each_processor_that_may_be_used() -> None:
@@ -203,7 +219,9 @@ def test_a_rank_has_the_variables_that_torchrun_sets(
     words = ["--nproc-per-node", ranks, "--max-restarts", "5", "--rdzv-id", "job", "train.py"]
     rank = int(ranks) - 1
 
-    found = options(*words, **environ).environment.of_rank(rank, 3, "/e.json", "127.0.0.1", 4711)
+    found = options("--rdzv-backend=c10d", *words, **environ).environment.of_rank(
+        rank, 3, "/e.json", "127.0.0.1", 4711
+    )
 
     assert found == {
         **expected,

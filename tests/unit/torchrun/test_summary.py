@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.integrations.torchrun.logs import LogPlan, LogSpec
-from phalanx.integrations.torchrun.summary import Failure, pass_on, summary
+from phalanx.integrations.torchrun.summary import Failure, pass_on, root_cause, summary
 from phalanx.runtime import WorkerExited
 from phalanx.supervision import ExitKind, ExitReason
 
@@ -48,6 +49,7 @@ def test_a_summary_has_the_first_failure_apart_and_its_traceback(logs: LogPlan) 
     other = Failure.of(exited(0, number=signal.SIGTERM), logs)
     assert first is not None
     assert other is not None
+    assert root_cause([other, first]) is first
     text = summary("train.py", [other, first], first)
 
     others, _, root = text.partition("Root Cause (first observed failure):\n")
@@ -63,6 +65,22 @@ def test_a_summary_has_the_first_failure_apart_and_its_traceback(logs: LogPlan) 
 
 def test_a_rank_that_has_succeeded_is_no_failure(logs: LogPlan) -> None:
     assert Failure.of(exited(0, code=0), logs) is None
+
+
+def test_an_error_of_a_round_before_is_not_that_of_a_rank_that_ends_at_its_start(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "error"
+    file.write_text('{"message": "text"}')
+    logs = LogPlan(LogSpec(redirects=(0,), tee=(0,)), None, (str(file),))
+
+    own = Failure.of(exited(0, code=1), logs)
+    os.utime(file, (0, 0))
+    before = Failure.of(exited(0, code=1), logs)
+
+    assert own is not None
+    assert before is not None
+    assert (own.message, before.record) == ("text", None)
 
 
 @pytest.mark.parametrize(
