@@ -1,10 +1,10 @@
 """A session: the part of a run in one driver process.
 
-The target is built, called and hit by faults until the time is up; then the steady state is
+The target is built, called and subjected to faults until the time is up; then the steady state is
 checked, the target is closed, and leaks are searched for.
 
-Guarantees: what was built is closed, whatever happens; a group that has given up is built again. A
-run that is interrupted waits for no start, and its recovery is not judged; KeyboardInterrupt ends
+Guarantees: a built target is closed in any case; a group that has given up is built again. A
+run that is interrupted waits for no start, and its recovery is not checked; KeyboardInterrupt ends
 it at once and kills its ranks.
 """
 

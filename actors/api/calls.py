@@ -52,7 +52,7 @@ class CallMethods(Generic[W]):
 
     @property
     def layout(self) -> Layout:
-        """How its ranks are laid out."""
+        """The layout of its ranks."""
         return self._group.view.layout
 
     def collective_rpc(

@@ -1,12 +1,12 @@
 """`CallPlane`: the calls of one rank group, under one lock.
 
-- Every accepted call is settled exactly once, whatever dies; everything later is void.
+- Every accepted call is settled exactly once, whichever process dies; everything later is void.
 - All ranks get the collective calls in one order. A call takes a slot on every rank before its
   first byte is sent.
 - An answer is matched by the number of the sending it belongs to, and by the incarnation it comes
   from; anything else is dropped and counted.
-- What a dead rank wrote is read to its end before its calls are judged.
-- The thread that reads runs no code of others: answers are kept as bytes, callbacks run elsewhere.
+- The channel of a dead rank is read to its end before its calls are settled.
+- The thread that reads runs no user code: answers are kept as bytes, callbacks run elsewhere.
 
 `recovery` decides what a death costs each call. `Sender` (numbers, batches), `Streams` and
 `DesyncMonitor` (ranks out of step) keep state of their own under the same lock.
@@ -261,7 +261,7 @@ class CallPlane:
 
     @uninterrupted
     def expire(self, call: Call) -> dict[int, int]:
-        """Settle *call* as timed out unless it is done; return who owes it (rank: incarnation)."""
+        """Settle *call* as timed out unless done; return the ranks that owe it, by incarnation."""
         with self.lock.asked():
             if call.done:
                 return {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a rank is doing, or was doing when it died.
+    """The activity of a rank now, or when it died.
 
     Attributes:
         method: The call it has begun and not ended; empty for none.

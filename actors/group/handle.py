@@ -2,9 +2,9 @@
 
 - A call is accepted or refused as a whole; a refused one leaves nothing in the plane or in memory.
 - A blocking call runs in its caller's thread from the first byte to the last.
-- Ending is idempotent, and may be asked for by several threads at once, by a callback, the garbage
-  collector or the end of the program; what may wait returns once everything has been given back.
-- State that others wait for changes under `changed`, which is notified.
+- Ending is idempotent, and may be requested by several threads at once, by a callback, the garbage
+  collector or the end of the program; methods that wait return once every resource is released.
+- State that other threads wait for changes under `changed`, which is notified.
 - A callback for the end of the group runs once, also if it is registered after the end.
 """
 
@@ -127,7 +127,7 @@ class Group:
     Attributes:
         actor: The only thread that changes the membership.
         methods: Those of its worker class.
-        view: What the group looks like; replaced as a whole.
+        view: The group's status; replaced as a whole.
         ready: Set once the group has served for the first time, or has ended.
         gone: Set once everything has been given back.
         start_error: Why the group never came up.
@@ -181,7 +181,7 @@ class Group:
         self._subscribers: dict[int, Callable[[Any], None]] = {}
         self._when_failed: list[Callable[[ExitReason], None]] = []
         self._pid = os.getpid()
-        self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
+        self._lock = ReentrantLock()  # `request_close` acts once, and may be called within it
         try:
             self._before = (
                 None if named is None else open_executors.claim(named, self, replace=replace)
@@ -461,7 +461,7 @@ class Group:
             if call.span is not None:
                 call.span.refused(error)
             raise
-        if call.span is not None:  # not by who settles it: what exports spans may take its time
+        if call.span is not None:  # not on the settling thread: an exporter of spans may be slow
             later = partial(self.callbacks.run, call.span.end)
             plane.when_settled(call, later)
         if call.options.deadline is not None:

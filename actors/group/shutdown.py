@@ -1,4 +1,4 @@
-"""How workers are stopped: asked, SIGTERM, SIGKILL, at last given up.
+"""Stops workers in stages: a stop request, SIGTERM, SIGKILL, and at last giving them up.
 
 - Each stage has its deadline, after which the next one follows.
 - A worker that hangs has written the stacks of its threads before it is killed, if it still can.
@@ -73,8 +73,8 @@ class Shutdown:
         """Send SIGTERM, and SIGKILL after *patience* seconds."""
         if worker.process is None:
             return
-        with suppress(OSError):  # it has ended, or hears nothing
-            worker.control.send(_TERMINATE)  # a worker holds off a SIGTERM that is not ours
+        with suppress(OSError):  # it has ended, or reads nothing
+            worker.control.send(_TERMINATE)  # a worker defers a SIGTERM of another sender
         worker.process.send_signal(signal.SIGTERM)
         worker.process.send_signal(signal.SIGCONT)  # a stopped process takes no SIGTERM
         self.after(worker, patience, self.kill, worker)

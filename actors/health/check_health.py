@@ -1,4 +1,4 @@
-"""`Executor.check_health`: whether every rank's main loop replies, and what silent ranks do.
+"""`Executor.check_health`: checks that every rank's main loop replies; classifies silent ranks.
 
 The state of a silent rank comes from its progress page, from /proc, and from a heartbeat beside its
 main loop: a rank that waits replies to that; a wedged one, in which native code holds the

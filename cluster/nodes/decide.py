@@ -1,18 +1,18 @@
-"""Decisions about the nodes of one group: which are asked for, serve, are lost, and are fenced.
+"""Decisions about the nodes of one group: requests, service, loss, fencing and quarantine.
 
-- Each function takes the nodes and what happened, and returns the nodes after it and its actions,
+- Each function takes the nodes and an event, and returns the nodes after it and its actions,
   in order. Times are seconds on one monotonic clock, given with each event.
 - A node that is lost never comes back, and its beats are not answered. Its ranks are lost
   with it, as one event; they may be started elsewhere when it is *fenced*: when it is certain that
-  nothing of it runs. Its last word says so, or that of what started it, or a new node on the same
-  machine, which ends what is left there before it greets; or else the end of its lease does.
-- Silence of a few beats, and a doubt of what started the node, make it a suspect: its ranks and
-  their calls go on, and nothing is started.
-- A lost node is replaced at once: there are always as many as are wanted, if machines can be had.
-- A node that begins and does not greet is replaced too, until some in a row have failed so.
-- A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is put aside. It stays
-  reserved meanwhile, or the same machine would be given again. What ends beside the driver, and
-  takes all nodes with it, is no fault of theirs.
+  nothing of it runs. The last message of the node or of its starter shows that, or a new node on
+  the same machine, which ends leftover processes before it greets; or else the end of its lease.
+- Silence of a few beats, or a doubt of its starter, makes a node a suspect: its ranks and
+  their calls continue, and nothing is started.
+- A lost node is replaced at once: there are always as many as are wanted, if there are machines.
+- A node that begins and does not greet is replaced too, until several in a row have failed.
+- A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is quarantined. It stays
+  reserved meanwhile, or the same machine would be given again. Losses of all nodes that a helper
+  beside the driver has caused do not count against machines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TypeAlias
 from .lease import over_at
 
 BEATS_PER_LEASE = 60
-"""How often a node sends a beat in the time of its lease."""
+"""Number of beats that a node sends in the time of its lease."""
 
 _QUIET = 0.25  # of a lease without a beat, after which a node is a suspect
 _LOSSES = 2  # of one machine, after which it is put aside
@@ -152,7 +152,7 @@ class Node:
 
     Attributes:
         since: When it entered its state; ``math.inf`` if it was asked for and did not come in time.
-        machine: What names its machine until that boots anew; empty before the greeting.
+        machine: The identity of its machine until the next boot; empty before the greeting.
         heard_at: When it was last heard.
         answered_at: When the last answer to it left, once none follows; None before.
     """
@@ -248,7 +248,7 @@ def offered(nodes: Nodes, number: int, at: float) -> NodeDecision:
 def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
     """Return what follows when a node has connected, and has nothing against serving.
 
-    What ran on its *machine* before has ended.
+    All earlier processes on its *machine* have ended.
     """
     node = nodes.find(number, NodeState.JOINING)
     if node is None:
@@ -258,7 +258,7 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
     for before in nodes.nodes:
         if before.machine == machine and before.state is NodeState.LOST:
             nodes = nodes.without(before.number)
-            actions += (Fenced(before.number, "a new node on its machine has ended what was left"),)
+            actions += (Fenced(before.number, "a new node on its machine has ended its processes"),)
     node = replace(node, machine=machine, heard_at=at, since=at)
     losses = [lost for name, lost in nodes.losses if name == machine]
     if len(losses) >= _LOSSES and losses[-1] + nodes.limits.quarantine > at:
@@ -331,7 +331,7 @@ def answers_ended(nodes: Nodes, number: int, last: float) -> NodeDecision:
 
 
 def ended(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
-    """Return what follows when it is certain that nothing of a node runs, by the word of *why*."""
+    """Return the nodes and actions when it is certain, by *why*, that nothing of a node runs."""
     node = nodes.find(number)
     if node is None:
         return nodes, ()

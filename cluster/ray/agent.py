@@ -1,9 +1,9 @@
 """The agent: the actor that runs the node process of one bundle.
 
-- One exec lies between it and the node process, for Ray ends an actor's own children with it.
+- One exec lies between it and the node process, because Ray ends an actor's own children with it.
 - It ends with its raylet, and the node process with it.
-- It returns how the node process was, when all that came from that has ended.
-- It lets its bundle go only when the memory of its GPUs is free: the next to have them needs it.
+- It returns the outcome of the node process when all descendants of that have ended.
+- It releases its bundle only when the memory of its GPUs is free: the next user of them needs it.
 """
 
 from __future__ import annotations

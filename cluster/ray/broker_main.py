@@ -1,11 +1,11 @@
 """The broker: the process beside the driver that asks Ray for machines, and for agents on them.
 
-- The nodes that are asked for first, together, are one placement group: all of them or none. Any
-  later one is a group of its own, at once; a bundle of the first group that was left, or that Ray
+- The first nodes that are requested, together, are one placement group: all of them or none. Any
+  later one is a separate group, at once; a bundle of the first group that was left, or that Ray
   has placed again, is taken if its agent is there earlier.
-- What Ray says of an agent is told as it is: one that Ray cannot reach is in doubt, one that Ray
-  has declared dead is gone. An agent's own word, that its node process has ended, is told too.
-- A node is told as offered when its agent runs, so Ray's queue is no part of the time to join.
+- Ray's state of an agent is reported unchanged: one that Ray cannot reach is in doubt, one that Ray
+  has declared dead is lost. An agent's report that its node process has ended is passed on too.
+- A node is reported as offered when its agent runs: Ray's queue is not part of the time to join.
 - It ends with the driver, and Ray then ends the agents, whose owner it is.
 
 Why a process: Ray ends the process that has called ``ray.init`` a minute after Ray's head is gone.
@@ -68,7 +68,7 @@ def _tell(control: socket.socket, **what: Any) -> None:
     try:
         control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)
     except OSError:
-        os._exit(1)  # the driver has let go
+        os._exit(1)  # the driver has closed the socket
 
 
 def text_of(error: BaseException) -> str:
@@ -125,7 +125,7 @@ class Broker:
         self._tell(address=get_node_ip_address(), ranks_per_node=ranks)
 
     def run(self) -> None:
-        """Take orders until the driver lets go."""
+        """Take orders until the driver closes the socket."""
         poller = select.poll()
         for fd in (self._control.fileno(), self._wakeup):
             poller.register(fd, select.POLLIN)

@@ -1,6 +1,6 @@
-"""The metrics: their table, and the samples of each, made from an account when they are asked for.
+"""The metrics: their table, and the samples of each, made from an account at each scrape.
 
-Labels are group and rank, never pid: a series goes on when a rank is started anew.
+Labels are group and rank, never pid: a series continues when a rank is restarted.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class SupervisorMachine:
             child.last_exit = event.reason
             if event.was_useful:
                 child.fruitless = 0
-            self._announce_exit(child, "was told to stop")
+            self._announce_exit(child, "stopped by request")
 
     def _not_running(self, child: Child) -> None:
         child.status, child.has_exited = Status.UNDEFINED, False

@@ -1,6 +1,6 @@
 """Specs of children and supervisors, and the contract of a child.
 
-- A spec that makes no sense cannot be built: a `SpecError` names the field and the value, before
+- An invalid spec cannot be built: a `SpecError` names the field and the value, before
   anything starts. Fields that hold a word of OTP's accept its plain string too.
 - A child is anything that a *start function* starts: a process, an actor, a thread, a group.
   ``start(ctx, *args)`` is called on its own thread with a `StartContext`. It returns a
@@ -38,14 +38,14 @@ from .restart_rules import (
 
 
 class Word(Enum):
-    """What a spec or a start function says by a word of OTP's."""
+    """Values of a spec or a start function that are words of OTP's."""
 
     IGNORE = "ignore"
     BRUTAL_KILL = "brutal_kill"
 
 
 IGNORE: Final = Word.IGNORE
-"""What a start function returns if there is nothing to run; not a failure."""
+"""The return value of a start function that has nothing to run; not a failure."""
 
 BRUTAL_KILL: Final = Word.BRUTAL_KILL
 """The shutdown of a child that is killed without being asked to end."""
@@ -106,7 +106,7 @@ class ChildSpec:
         if not (nested or callable(start)):
             raise SpecError("start", start, "give a start function or a SupervisorSpec")
         if isinstance(start, type) and not issubclass(start, ChildHandle):
-            remedy = "a class whose instances have no terminate and kill is no start function"
+            remedy = "pass a function, or a class with terminate() and kill()"
             remedy += "; for a Pykka actor give its .start, for workers an executor_child"
             raise SpecError("start", self.start, remedy)
         _set(self, "args", _items("args", self.args))

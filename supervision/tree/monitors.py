@@ -1,10 +1,10 @@
 """Monitors and links, as in Erlang.
 
-- Everything that ends has one `Lifeline`, which ends once, with a reason.
+- Every start of a child, and every tree, has one `Lifeline`, which ends once, with a reason.
 - A monitor is called exactly once, at once if its lifeline has ended, and never after it was
   cancelled; one that raises is reported, and the others are still called. It runs on the thread
   that reports the end and must not block.
-- A link carries every reason but ``normal`` to the other side, which is asked to end with it; a
+- A link carries every reason but ``normal`` to the other side, which is requested to end with it; a
   side that traps is called instead, for every end.
 """
 
@@ -19,7 +19,7 @@ from phalanx.supervision.core.restart_rules import ExitKind, ExitReason
 
 
 class Down(NamedTuple):
-    """What a monitor is called with: *path* ended because of *reason*."""
+    """The argument of a monitor: *path* ended because of *reason*."""
 
     path: str
     reason: ExitReason
