@@ -170,7 +170,7 @@ class Session:
             thread.join()
 
     def _check_ranks(self, built: BuiltTarget) -> None:
-        """Refuse a run in which nothing could be injected, or not what was asked for."""
+        """Refuse a run in which no fault, or not the given ones, could be injected."""
         executor = built.executor
         if executor is None:
             return  # what a supervisor starts may still be coming

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def is_wanted(record: dict[str, Any], arguments: argparse.Namespace) -> bool:
-    """Return whether *record* is one of those the user asked for."""
+    """Return whether *record* matches the options."""
     if arguments.kind is not None and record["kind"] != arguments.kind:
         return False
     about = record.get("report") or record

@@ -77,7 +77,7 @@ class LeakDetector:
         folders: See `LeakScope`, as for *patience*, the seconds that `wait_gone` waits.
         own: Whether threads, descriptors and zombies of this process count.
         children: Whether living children of this process count that carry no mark.
-        devices: Whether memory of GPUs counts; NVML is asked.
+        devices: Whether memory of GPUs counts, by NVML.
 
     Attributes:
         marks: More may be added.

@@ -456,7 +456,7 @@ def _moved(name: str, args: Any) -> Any:
 
 
 def _retries(retries: int | None, on_death: object) -> int | None:
-    """Return the *retries* that the former option *on_death* asks for."""
+    """Return the *retries* that the former option *on_death* stands for."""
     text = "phalanx: on_death is deprecated: write retries=0 for 'fail', retries=1 for 'retry'"
     warnings.warn(text, DeprecationWarning, stacklevel=3)
     if on_death not in ("fail", "retry"):

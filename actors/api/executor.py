@@ -325,7 +325,7 @@ class Executor(CallMethods[W]):
     def close(self) -> None:
         """Stop every rank and give everything back; calls after it raise `ExecutorClosed`.
 
-        Calls in flight may end while ranks are being asked to stop. Idempotent, from any thread.
+        Calls in flight may end while ranks get stop requests. Idempotent, from any thread.
         """
         self._group.close()
 

@@ -205,7 +205,7 @@ class DesyncMonitor:
                 self._end(wire)
 
     def begin_epoch(self) -> None:
-        """Note that the ranks that were asked to leave their process group are in the next one."""
+        """Note that the ranks that had to leave their process group are in the next one."""
         for slot in self._table:
             if slot.leaving:
                 slot.leaving = False

@@ -80,7 +80,7 @@ class CallPlane:
     Attributes:
         pid: The driver's; a forked child has another.
         holds: How many reasons there are to send no new call: pauses, and ranks out of step.
-        meter: Counts calls by outcome; None until an observer asks.
+        meter: Counts calls by outcome; None until an observer requests a status.
         wait: `Reader.wait`.
         inline_limit: Bytes of arguments that travel in the packets of a call.
     """
@@ -492,7 +492,7 @@ class CallPlane:
         Args:
             ranks: The ranks that are lost.
             story: Given the fates of the calls, and how many more are queued, returns the report
-                that is kept for each attempt; None for a stop that was asked for. Called under the
+                that is kept for each attempt; None for a requested stop. Called under the
                 lock, before any caller gets an outcome.
             error: After *story*, returns what a call ends in that is not sent again.
             ends: Whether the group will not serve again.
@@ -506,7 +506,7 @@ class CallPlane:
             survivors = [slot for slot in self._table if slot not in lost]
             if self._snapshots is not None:
                 self._snapshots.lose([slot.rank for slot in lost], everybody=not survivors)
-            # A stop that was asked for explains no exception.
+            # A requested stop explains no exception.
             echoes = self._desyncs.echoes(None if story is None else lost)
             loss = assess(lost, survivors, echoes, self._sender.withdraw_unbegun(lost))
             report = None
@@ -757,7 +757,7 @@ class CallPlane:
         if call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
         elif kind == _REPLY:
-            # A pipeline may keep thousands of these until they are asked for: they share one.
+            # A pipeline may keep thousands of these until they are read: they share one.
             self._answer(call, slot.rank, frame if frame.body else _NO_VALUE)
         elif kind == _ERROR:
             self._desyncs.note(call, slot, frame)

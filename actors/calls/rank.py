@@ -60,7 +60,7 @@ class RankSlot:
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its channel has ended, or its calls have been lost: it is sent nothing more.
         ending: It has announced its end.
-        leaving: It has been asked to leave its process group for that of another epoch.
+        leaving: It has got the order to leave its process group for that of another epoch.
         foreign: Its channel has brought a packet that is no message.
     """
 

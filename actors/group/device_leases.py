@@ -34,7 +34,7 @@ class _Wait:
     """A start that waits for its devices.
 
     Attributes:
-        since: When it asked first.
+        since: The time of its first request.
         without: Since when there has been none for it, nor one being released; None for not yet.
     """
 

@@ -529,7 +529,7 @@ class Group:
         return payloads
 
     def _expire(self, call: Call) -> None:
-        """Settle *call* as timed out, and restart the ranks that owe it if it asks for that."""
+        """Settle *call* as timed out, and restart the ranks that owe it if its options say so."""
         late = self.plane.expire(call)
         if call.options.on_timeout == "restart":
             why = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
@@ -681,7 +681,7 @@ class Group:
     def close(self, *, drains: bool = False) -> None:
         """Stop everything, and wait for it; accepted calls get their time first if it *drains*.
 
-        From one of the executor's own threads it only asks for the end; so it does from a finalizer
+        From one of the executor's own threads it only requests the end; also from a finalizer
         or signal handler that has interrupted what others need meanwhile.
         """
         if self._pid != os.getpid():
@@ -728,7 +728,7 @@ class Group:
         return self.exit_reason
 
     def request_close(self) -> None:
-        """Ask for the end, once; returns at once."""
+        """Request the end, once; returns at once."""
         if is_holding():  # a finalizer, in the middle of something
             self.runtime.loop.post(self.request_close)
             return

@@ -53,7 +53,7 @@ class Shutdown:
         worker.timers.append(timer)
 
     def ask(self, worker: Worker, *, hurry: bool) -> None:
-        """Begin to stop *worker*, which has been asked to end unless there is a *hurry*.
+        """Begin to stop *worker*; it gets a stop request unless there is a *hurry*.
 
         One that still waits for its process is not launched, or is killed by `kill_unwanted`.
         """

@@ -377,7 +377,7 @@ class HangDetector:
             self._limits.wake(_LOOK_AGAIN)
         for rank, why in hung.items():
             worker = workers[rank]
-            # A stopped rank, which is not asked, is suspected for that.
+            # A stopped rank, which gets no request, is suspected for that.
             seen = ""
             if rank in replies:
                 seen = _describe(replies[rank], one.before[worker], _vitals(worker))

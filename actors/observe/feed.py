@@ -32,7 +32,7 @@ _EXIT = 80  # characters of the reason of a child's last exit
 class CallMeter:
     """Counts and durations of the calls of a group that have ended, by outcome.
 
-    A group has one from the moment at which an observer first asks for its status; before that a
+    A group has one from the moment at which an observer first requests its status; before that a
     call pays a test for None. Written under the plane's lock; read without it, so that the outcomes
     may be one call behind the seconds. *clock* is the plane's.
     """

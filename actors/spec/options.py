@@ -172,7 +172,7 @@ class StopPolicy:
         terminate: Seconds from SIGTERM to SIGKILL.
         hurry: Seconds from SIGTERM to SIGKILL for a survivor of a broken group, which may be
             stuck in a collective operation with a rank that has died. 0 kills at once.
-        drain: Seconds that the calls made so far get, before any rank is asked to stop, when
+        drain: Seconds that the calls made so far get, before any rank gets a stop request, when
             SIGTERM ends the program. ``docker stop`` allows 10 seconds for all of it.
     """
 
@@ -479,7 +479,7 @@ def spec_of(
     checkpoint: object = None,
     cluster: object = None,
 ) -> ExecutorSpec:
-    """Return the spec of what was asked for; the arguments are `Executor`'s.
+    """Return the checked spec; the arguments are `Executor`'s.
 
     Raises:
         SpecError, NotPicklable: naming the argument and its value.

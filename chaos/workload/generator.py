@@ -53,7 +53,7 @@ _EXPLAINED_BY = (
 
 
 class Mismatch(AssertionError):
-    """A result was not the one that the call asked for."""
+    """A result was not the expected one."""
 
 
 def echo(worker: WorkerActor, token: int, seconds: float, load: bytes) -> tuple[int, int, int]:

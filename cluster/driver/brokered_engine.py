@@ -188,7 +188,7 @@ class BrokeredEngine:
         why = f"the {self._name} has ended: {reason}"
         lost: dict[int, EngineEvents] = {}
         with self._changed:
-            if pid is not None:  # else one could not be started: the next is asked for all
+            if pid is not None:  # else one could not be started: the next gets all requests
                 lost, self._nodes, self._new = self._nodes, {}, []
                 self._leaving.clear()
             self._failure = self._failure or why

@@ -38,7 +38,7 @@ class FarProcess:
         broken: The fault of those for which its node has killed it; empty for none.
         status: How it ended; None while it lives, or if its node was lost.
         last_words: The traceback of its last exception, or the stacks of a fatal signal.
-        stacks: The stacks that it wrote when it was asked for them; empty if it was not.
+        stacks: The stacks that it wrote on request; empty without one.
         threads: The states of its threads, once `describe_threads` is answered.
     """
 

@@ -114,7 +114,7 @@ class NodeOwner:
         self._overdue: Timer | None = None  # of the gateway's answer
         self._asks = 0
 
-    # --- what is asked of it; on any thread ---------------------------------------------------
+    # --- requests; on any thread --------------------------------------------------------------
 
     def want(self, number: int) -> None:
         """Have that many nodes from now on; `leave` ends those that are too many."""

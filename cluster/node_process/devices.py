@@ -34,7 +34,7 @@ class NodeDevices:
     def lease(
         self, ranks: Sequence[RankLaunch], deadline: float, is_wanted: Callable[[], bool]
     ) -> dict[int, Lease]:
-        """Lease what each of *ranks* asks for; return that of those that ask for any.
+        """Lease the devices that each of *ranks* needs; return the leases of those that need any.
 
         Args:
             deadline: On the monotonic clock.

@@ -343,7 +343,7 @@ class _Equipment:
 
     Attributes:
         key: Rank and incarnation.
-        words_end: Where its stacks begin, behind its last words; None if it was not asked for them.
+        words_end: Where its stacks begin, behind its last words; None without a request.
     """
 
     key: tuple[int, int]

@@ -29,7 +29,7 @@ BEATS_PER_LEASE = 60
 
 _QUIET = 0.25  # of a lease without a beat, after which a node is a suspect
 _LOSSES = 2  # of one machine, after which it is put aside
-_FAILURES = 3  # to join, in a row, after which no other machine is asked for
+_FAILURES = 3  # to join, in a row, after which no other machine is requested
 
 
 class NodeState(StrEnum):
@@ -56,7 +56,7 @@ class NodeLimits:
         lease: Silence after which a node is lost, and what its lease lasts.
         wait: For a machine; ``math.inf`` for no limit.
         join: From a machine to the greeting of its node.
-        leave: For a node that is asked to end.
+        leave: For a node that is to end.
         quarantine: The time in which two losses put a machine aside, and how long that lasts.
     """
 
@@ -151,7 +151,7 @@ class Node:
     """One node.
 
     Attributes:
-        since: When it entered its state; ``math.inf`` if it was asked for and did not come in time.
+        since: When it entered its state; ``math.inf`` if it was requested and did not come in time.
         machine: The identity of its machine until the next boot; empty before the greeting.
         heard_at: When it was last heard.
         answered_at: When the last answer to it left, once none follows; None before.
@@ -170,7 +170,7 @@ class Nodes:
     """The nodes of one group; a new one has none, and wants *wanted*, spares included.
 
     Attributes:
-        asked: How many have ever been asked for.
+        asked: The number of nodes ever requested.
         losses: The machines that were lost, and when, within `NodeLimits.quarantine`.
         failures: How many nodes in a row have begun on a machine and not greeted.
         have_greeted: Whether any node ever has.
@@ -366,7 +366,7 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
     limits, number = nodes.limits, node.number
     match node.state:
         case NodeState.ASKED:
-            # It stays asked for, as a spare may come late. Said once, until nodes are wanted anew.
+            # The request stays, as a spare may come late. Reported once until the need changes.
             why = f"no machine in {limits.wait:g} s"
             return nodes.with_(replace(node, since=math.inf)), (NoNode(why),)
         case NodeState.JOINING:

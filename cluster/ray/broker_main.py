@@ -1,4 +1,4 @@
-"""The broker: the process beside the driver that asks Ray for machines, and for agents on them.
+"""The broker: the process beside the driver that requests machines, and agents on them, from Ray.
 
 - The first nodes that are requested, together, are one placement group: all of them or none. Any
   later one is a separate group, at once; a bundle of the first group that was left, or that Ray

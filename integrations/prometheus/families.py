@@ -48,7 +48,7 @@ TABLE = (
     Family("phalanx_standby_ranks", "gauge", _G, "Spares that are warm"),
     Family("phalanx_rank_up", "gauge", _R, "1 if the rank takes calls, else 0"),
     Family(
-        "phalanx_rank_deaths_total", "counter", (*_R, "reason"), "Deaths that were not asked for"
+        "phalanx_rank_deaths_total", "counter", (*_R, "reason"), "Unrequested deaths"
     ),
     Family("phalanx_restarts_total", "counter", (*_G, "strategy"), "Deaths that led to a restart"),
     Family("phalanx_planned_restarts_total", "counter", _G, "Planned restarts and resizes"),

@@ -138,7 +138,7 @@ def _execute(program: Program, scope: dict[str, Any]) -> None:
             if compiled
             else compile(text, path, "exec", dont_inherit=True)
         )
-        exec(code, scope)  # noqa: S102  # it is what was asked for
+        exec(code, scope)  # noqa: S102  # that is the command
 
 
 def _exit_code(end: SystemExit) -> int:

@@ -398,7 +398,7 @@ class NvmlInventory(GpuInventory):
                 nvml.nvmlEventSetFree(events)
         nvml.nvmlShutdown()
 
-    # --- asking ---------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         try:

@@ -104,7 +104,7 @@ class GroupStatus(Event, event="group_state", level="debug"):
         group: Its name, or its path in a tree.
         restarts: Deaths that led to a restart, in all.
         restarts_in_window: Restarts that count against the intensity.
-        calls: How many calls have ended with each outcome, since the first observer asked.
+        calls: The number of calls that ended with each outcome, since the first status request.
         call_seconds: How many of those took at most each of `CALL_SECONDS`, and longer than the one
             before it; last, how many took longer than all.
         call_seconds_sum: Their total duration.

@@ -157,7 +157,7 @@ class Process:
     def is_stopped(self) -> bool:
         """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger.
 
-        One that has asked for its parent to trace it (``PTRACE_TRACEME``) is stopped by any signal,
+        One that has called ``ptrace(PTRACE_TRACEME)`` is stopped by any signal,
         and this process never continues it.
         """
         state = self.state()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.threads.event_loop import EventLoop, Watch
 
-_AGAIN = 0.01  # seconds until a dead process is asked for again that is not ours to collect yet
-_LONGEST = 1.0  # seconds, after it has been asked for in vain again and again
+_AGAIN = 0.01  # seconds until the next attempt to collect a dead process that is not yet adopted
+_LONGEST = 1.0  # seconds, after many failed attempts
 _RETRY = 0.1  # seconds until a descriptor may have become free
 _PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
 

@@ -56,7 +56,7 @@ SLICE = 0.25
 
 _STOPPED = 8  # slices in a row; counted and not timed, for this process may have been stopped too
 _ATTEMPTS = 3  # of a launch under which its zygote dies
-# A module that asks torch whether there is a GPU must not initialise CUDA by that: nothing could be
+# A module that queries torch for a GPU must not initialise CUDA by that: nothing could be
 # forked from then on. Workers have their own environment, without this.
 _ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 

@@ -73,7 +73,7 @@ class InFlightQuery:
             self._all.remove(rank)
 
     def is_over(self, now: float) -> bool:
-        """Whether everything is known that will be; asks what is next to be asked."""
+        """Whether all answers are in; sends the next requests."""
         if now >= self.until:
             return True
         if not self._open and self._doubtful is None:

@@ -85,7 +85,7 @@ Transport = Literal["local", "zmq"] | Zmq
 
 
 def check_transport(transport: object) -> Zmq | None:
-    """Return what *transport* asks for; None for ranks on this machine.
+    """Return the options of *transport*; None for ranks on this machine.
 
     Raises:
         SpecError: it is neither ``"local"`` nor ``"zmq"`` nor a `Zmq`.

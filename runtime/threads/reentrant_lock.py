@@ -39,7 +39,7 @@ class AskableLock(_RLock):
 
     def is_mine(self) -> bool:
         """Whether this thread has it."""
-        return self._is_owned()  # `threading.Condition` asks in the same way
+        return self._is_owned()  # as `threading.Condition` does
 
     if not TYPE_CHECKING:
         is_mine = _RLock._is_owned  # noqa: SLF001  # at no cost of its own

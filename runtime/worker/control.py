@@ -129,7 +129,7 @@ def _waits_for_nccl(main: int) -> bool:
 
 
 class ResultsUndefined(RuntimeFault):
-    """The answer of a call whose NCCL process group was aborted; no decider is asked about it."""
+    """The answer of a call whose NCCL process group was aborted; no decider is called for it."""
 
 
 class Hosted(Protocol):

@@ -77,7 +77,7 @@ def _names(kind: type[BaseException]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """Rules, asked in order; if none applies, *default*, where None leaves it to the caller."""
+    """Rules, tried in order; if none applies, *default*, where None leaves it to the caller."""
 
     rules: tuple[Rule, ...] = ()
     default: Directive | None = None

@@ -48,7 +48,7 @@ IGNORE: Final = Word.IGNORE
 """The return value of a start function that has nothing to run; not a failure."""
 
 BRUTAL_KILL: Final = Word.BRUTAL_KILL
-"""The shutdown of a child that is killed without being asked to end."""
+"""The shutdown of a child that is killed without a request to end."""
 
 Shutdown: TypeAlias = float | Literal[Word.BRUTAL_KILL]
 StartFunction: TypeAlias = Callable[..., Any]
@@ -76,7 +76,7 @@ class ChildSpec:
         start: A start function, the ``start`` of a Pykka actor class, or a supervisor's spec.
         args: Given to the start function after its context.
         restart: The ends that lead to a restart.
-        shutdown: Seconds between asking the child to end and killing it; ``math.inf`` for no
+        shutdown: Seconds between the request to end and the kill; ``math.inf`` for no
             limit, or `BRUTAL_KILL`. None: 5 for a worker, no limit for a supervisor.
         type: Worker or supervisor; follows from *start* unless given.
         significant: Whether its end can end the supervisor (`AutoShutdown`).
@@ -152,7 +152,7 @@ class ChildSpec:
 
     @property
     def stop_within(self) -> float:
-        """Seconds between asking the child to end and killing it; 0 if it is not asked."""
+        """Seconds between the request to end and the kill; 0 if there is no request."""
         return self.shutdown if isinstance(self.shutdown, int | float) else 0.0
 
 

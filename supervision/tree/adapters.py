@@ -106,7 +106,7 @@ class ActorChild(_Thread):
 
 
 class _Supervised(pykka.ThreadingActor):
-    """Mixed in before the user's class: reports the actor's end and asks the decider."""
+    """Mixed in before the user's class: reports the actor's end and calls the decider."""
 
     use_daemon_thread = True
     phalanx_child: ActorChild

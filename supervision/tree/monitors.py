@@ -32,7 +32,7 @@ Cancel: TypeAlias = Callable[[], None]
 class Lifeline:
     """The end of one incarnation of *path*.
 
-    *terminate* asks it to end, for links; *failed* is called with the path, ``monitor`` and an
+    *terminate* requests its end, for links; *failed* is called with the path, ``monitor`` and an
     exception of a watcher. *reason* is that of its end; None before.
     """
 
@@ -87,7 +87,7 @@ class Lifeline:
 def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> Cancel:
     """Link *one* and *other*: either ends with the other, except after a normal end.
 
-    With *on_down* the side of *other* traps: it is not asked to end when *one* ends, *on_down* is
+    With *on_down* the side of *other* traps: it gets no stop request when *one* ends, *on_down* is
     called instead, for normal ends too. Returns a function that unlinks them.
     """
     cancels = one.monitor(on_down or other.follow), other.monitor(one.follow)

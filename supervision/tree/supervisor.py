@@ -311,7 +311,7 @@ class Supervisor(SupervisorView):
         self._join()
 
     def kill(self) -> None:
-        """End the supervisor at once; its children are killed, or asked if they cannot be."""
+        """End the supervisor at once and kill its children; unkillable ones get a stop request."""
         self._top.kill()
         self._join()
 
