@@ -1,4 +1,4 @@
-"""What users touch."""
+"""The interface for users: executors, calls, workers, options and results."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _KNOWN, _FAILED, _CALLED = "known", "failed", "called"
 
 
 class Plain(WorkerActor):
-    """A rank that meets nobody."""
+    """A rank without a process group."""
 
     def ping(self) -> int:
         """Answer."""
@@ -138,7 +138,7 @@ class Group:
     def wait_whole(self) -> None:
         """Return when all ranks serve and all spares are warm."""
         while self.executor.status().standby < self.kind.options.get("standby", 0):
-            time.sleep(0.005)  # spares announce themselves to nobody
+            time.sleep(0.005)  # there is no event for a warm spare
         self.executor.collective_rpc("ping", _LONG)
 
     def kill(self, rank: int) -> dict[str, float]:
@@ -274,10 +274,10 @@ def values(found: Found) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
-    parser.add_argument("--kills", type=count, default=30, help="of each kind; 30 unless told")
+    parser.add_argument("--kills", type=count, default=30, help="of each kind (30)")
     parser.add_argument("--ranks", type=count, default=4)
     parser.add_argument("--peers", action="store_true", help="Ray, xoscar and torchrun as well")
-    parser.add_argument("--peer-kills", type=count, default=5, help="5 unless told")
+    parser.add_argument("--peer-kills", type=count, default=5, help="kills of each peer (5)")
     add_peer_env(parser)
     add_json(parser)
 

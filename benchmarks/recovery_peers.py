@@ -1,6 +1,6 @@
-"""What `recovery` measures of ourselves, of Ray, xoscar and torchrun, where they are installed.
+"""The part of `recovery` that also measures Ray, xoscar and torchrun, if they are installed.
 
-Left to others: the deaths themselves (`deaths`), and who is installed (`environments`).
+Elsewhere: the deaths themselves (`deaths`), and the installed peers (`environments`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A run whose driver is hit by faults: drivers are processes, and one that was killed is replaced.
+"""A run with faults of the driver: drivers are processes, and one that was killed is replaced.
 
-Guarantees: what a killed driver leaves is recorded as a leak; its calls in progress need no
-outcome; the next driver goes on at the same place of the schedule; a driver ends when this process
-does.
+Guarantees: leftovers of a killed driver are recorded as leaks; its calls in progress need no
+outcome; the next driver continues at the same place of the schedule; a driver ends when this
+process does.
 """
 
 from __future__ import annotations

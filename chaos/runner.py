@@ -1,7 +1,7 @@
 """Runs and their folders: `run_chaos` makes one, and `load_run` reads one.
 
 A folder holds ``run.json`` (target and plan), ``*.jsonl`` (events) and ``result.json``. `load_run`
-needs nothing else; what `save_plan` writes is enough to run the same again.
+needs nothing else; the file that `save_plan` writes is enough to repeat the run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_chaos(
         fields: Those of `Chaos`: ``duration``, ``rate``, ``faults``, ``seed``, ...
 
     Raises:
-        SpecError: an argument makes no sense; nothing was started.
+        SpecError: an argument is invalid; nothing was started.
         Exception: what the factory raised when it was first called.
         RuntimeFault: the record could not be written.
     """

@@ -1,10 +1,10 @@
 """A session: the part of a run in one driver process.
 
-The target is built, called and hit by faults until the time is up; then the steady state is
+The target is built, called and subjected to faults until the time is up; then the steady state is
 checked, the target is closed, and leaks are searched for.
 
-Guarantees: what was built is closed, whatever happens; a group that has given up is built again. A
-run that is interrupted waits for no start, and its recovery is not judged; KeyboardInterrupt ends
+Guarantees: a built target is closed in any case; a group that has given up is built again. A
+run that is interrupted waits for no start, and its recovery is not checked; KeyboardInterrupt ends
 it at once and kills its ranks.
 """
 
@@ -170,7 +170,7 @@ class Session:
             thread.join()
 
     def _check_ranks(self, built: BuiltTarget) -> None:
-        """Refuse a run in which nothing could be injected, or not what was asked for."""
+        """Refuse a run in which no fault, or not the given ones, could be injected."""
         executor = built.executor
         if executor is None:
             return  # what a supervisor starts may still be coming

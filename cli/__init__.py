@@ -1,10 +1,10 @@
 """The command line: ``phalanx SUBCOMMAND``.
 
 Guarantees:
-- Exit codes: 0, success; 1, a check has failed, or what was asked for cannot be had now; 2, the
-  command line makes no sense, said in one line on stderr; 130, Ctrl-C.
+- Exit codes: 0, success; 1, a check has failed, or the request cannot be met now; 2, the
+  command line is invalid, with one line on stderr; 130, Ctrl-C.
 - Only the module of the subcommand that runs is imported.
-- Text that the encoding of stdout lacks is escaped; a reader of stdout may leave (``| head``).
+- Text that the encoding of stdout lacks is escaped; stdout may be closed early (``| head``).
 
 Each subcommand is a module, of this folder or of another layer, with ``add_arguments(parser)`` and
 ``run(arguments)``, which returns the exit code. Its docstring is the page that ``--help`` shows; so
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed command line *arguments*; what makes no sense ends the program."""
+    """Return the parsed command line *arguments*; an invalid one ends the program."""
     words = list(arguments)
     if words and (new := _OLD_NAMES.get(words[0])):
         print(f"phalanx {words[0]} is now: phalanx {' '.join(new)}", file=sys.stderr)
@@ -86,7 +86,7 @@ def parser_of(*chosen: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="phalanx",
         description="Supervised GPU worker actors.",
-        epilog="exit codes: 0 success, 1 a check failed, 2 no such command line, 130 Ctrl-C; "
+        epilog="exit codes: 0 success, 1 a check failed, 2 invalid command line, 130 Ctrl-C; "
         "`phalanx SUBCOMMAND --help` says more",
         allow_abbrev=False,
     )

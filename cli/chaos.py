@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--duration", type=float, default=60.0, metavar="S", help="seconds of faults (60)")
     add("--rate", type=float, default=1.0, metavar="N", help="faults per second (1)")
     add("--faults", default="kill", metavar="LIST", help="fault[:target][@point],... (kill)")
-    add("--seed", type=int, metavar="N", help="what the faults are drawn from (a new one)")
+    add("--seed", type=int, metavar="N", help="seed of the faults (a new one)")
     whom = f"for faults without one: {', '.join(TARGETS)}, or a rank (random)"
     add("--targets", default="random", metavar="LIST", help=whom)
     points = "injection points: before_send, queued, running, after_reply, ..."
@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
     Exit codes:
       0  PASS: every invariant holds
       1  FAIL, or INCONCLUSIVE: no fault could be injected, or no call was made
-      2  the command line makes no sense
+      2  the command line is invalid
       130  Ctrl-C, if nothing failed until then
 
     Examples:
@@ -156,7 +156,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
     Exit codes:
       0  a schedule that fails was found
       1  none fails
-      2  the command line makes no sense
+      2  the command line is invalid
       130  Ctrl-C
 
     Examples:

@@ -6,7 +6,7 @@ names. Needs the extra phalanx[cli].
 Exit codes:
   0  printed
   1  the extra is not installed
-  2  the command line makes no sense
+  2  the command line is invalid
 
 Examples:
   phalanx completion bash > ~/.local/share/bash-completion/completions/phalanx

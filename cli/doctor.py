@@ -1,14 +1,14 @@
-"""Check what phalanx needs of this machine, or of a Ray cluster.
+"""Check this machine, or a Ray cluster, for the requirements of phalanx.
 
-Checks kernel, packages, devices, limits and the start of one process, and says
-what to do about each shortcoming. With --cluster it checks Ray, and the versions,
-kernel, limits and way to this machine of each node, by one small task on each.
+Checks kernel, packages, devices, limits and the start of one process, and prints
+a remedy for each shortcoming. With --cluster it checks Ray, and the versions,
+kernel, limits and network to this machine of each node, by one small task on each.
 It changes nothing.
 
 Exit codes:
   0  all required checks passed
-  1  something that phalanx needs is missing
-  2  the command line makes no sense
+  1  a requirement is missing
+  2  the command line is invalid
 
 Examples:
   phalanx doctor
@@ -78,7 +78,7 @@ class Finding:
     Attributes:
         state: ``missing`` if phalanx cannot work without it; ``note`` if something is less than it
             could be.
-        remedy: What to do about it; empty if nothing need be done.
+        remedy: The remedy; empty if nothing need be done.
     """
 
     state: Literal["ok", "note", "missing"]

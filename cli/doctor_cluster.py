@@ -1,4 +1,4 @@
-"""What phalanx needs of a Ray cluster: judgement of what a process beside this one finds there."""
+"""Checks of a Ray cluster for phalanx, on the result of a survey by a separate process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judge(
     """Yield the finding of each check of a survey, with its name.
 
     Args:
-        facts: What the survey has told.
+        facts: The result of the survey.
         here: The versions on this machine.
         node_timeout: Seconds, as of `Ray`.
     """
@@ -54,7 +54,7 @@ def judge(
         return
     nodes: Mapping[str, Any] = facts["nodes"]
     mode = {True: "on", False: "off", None: "unknown"}[facts.get("token")]
-    remedy = "RAY_AUTH_MODE=token; without, whoever reaches Ray's ports runs code there"
+    remedy = "RAY_AUTH_MODE=token; without it, access to Ray's ports allows running code there"
     detail = f"Ray {facts['ray']}, {len(nodes)} nodes, authentication by token {mode}"
     yield "ray", judged(detail, remedy * (mode == "off"))
     known = [node for node in nodes.values() if "error" not in node]
@@ -86,7 +86,7 @@ def _versions(node: Mapping[str, Any], here: Mapping[str, str | None]) -> Findin
     wrong = [f"{name} {wanted}" for name, _, wanted in version_mismatches(node, here)]
     names = ("python", "phalanx", "torch")
     detail = ", ".join(f"{name} {node.get(name, '(none)')}" for name in names)
-    remedy = f"install what this machine has: {', '.join(wrong)}"
+    remedy = f"install the versions of this machine: {', '.join(wrong)}"
     return judged(detail, remedy * bool(wrong), is_needed=True)
 
 

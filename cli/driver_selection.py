@@ -35,7 +35,7 @@ def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
-    """Return the driver that the user has chosen; None once all are listed, if asked for.
+    """Return the driver that the user has chosen; None once all are listed, if that was the option.
 
     Raises:
         SpecError: there is none, or more than one; the message lists them.

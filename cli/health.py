@@ -1,12 +1,12 @@
 """Say whether the groups of a running driver are complete.
 
-Asks the driver once and prints one line, for the probes of a container or a
-service. Any user's mistake in choosing the driver is a failed check as well.
+Queries the driver once and prints one line, for the probes of a container or a
+service. A wrong name or pid of the driver is a failed check as well.
 
 Exit codes:
   0  every group serves with all of its ranks
   1  a rank is missing, the driver does not answer, or there is no such driver
-  2  an option makes no sense
+  2  an option is invalid
   130  Ctrl-C
 
 Examples:

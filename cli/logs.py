@@ -1,10 +1,10 @@
 """Follow output, log records and events of a running driver.
 
-Prints what the driver and its workers write from now on, until the driver ends.
+Prints new output of the driver and its workers, until the driver ends.
 
 Exit codes:
-  0  the driver has ended, or the reader of stdout has
-  2  the command line makes no sense, or no running driver is the one that it names
+  0  the driver has ended, or stdout was closed
+  2  the command line is invalid, or the driver that it names does not run
   130  Ctrl-C
 
 Examples:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def is_wanted(record: dict[str, Any], arguments: argparse.Namespace) -> bool:
-    """Return whether *record* is one of those the user asked for."""
+    """Return whether *record* matches the options."""
     if arguments.kind is not None and record["kind"] != arguments.kind:
         return False
     about = record.get("report") or record

@@ -73,7 +73,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
     Exit codes:
       0  listed, also if there are none
-      2  the command line makes no sense, or no folder
+      2  the command line is invalid, or no folder
 
     Examples:
       phalanx reports list /var/log/crashes --since 2h --reason killed
@@ -107,7 +107,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
     Exit codes:
       0  shown
-      2  the command line makes no sense, or there is no such report
+      2  the command line is invalid, or there is no such report
 
     Examples:
       phalanx reports show latest /var/log/crashes

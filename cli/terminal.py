@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
 ESCAPED: Final = "backslashreplace"
-"""What becomes of text that an encoding lacks: an error in ``open`` would hide all the rest."""
+"""Error handler for text that an encoding lacks: an exception would hide all the rest."""
 
 
 def rank_number(text: str) -> int:
     """Return the number of a rank, from the command line."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a rank: they begin at 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank number: ranks begin at 0")
     return int(text)
 
 

@@ -1,14 +1,14 @@
 """Show the groups and trees of a running driver, live.
 
-Looks from outside at the supervisors, groups and ranks of a driver: what they
-run, what they have served, their memory and their restarts. The driver is asked
-once a second while a viewer is attached, and not otherwise. Ctrl-C ends it.
+Shows the supervisors, groups and ranks of a driver from outside: running and
+served calls, memory and restarts. The status is requested once a second while
+a viewer is attached, and not otherwise. Ctrl-C ends it.
 Needs the extra phalanx[cli], except with --json.
 
 Exit codes:
-  0  the driver has ended, or one picture was asked for
+  0  the driver has ended, or one picture was printed
   1  the driver does not answer, or the extra is not installed
-  2  the command line makes no sense, or no running driver is the one that it names
+  2  the command line is invalid, or the driver that it names does not run
   130  Ctrl-C
 
 Examples:

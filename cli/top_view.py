@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _GOOD: Final = ("serving", "up", "running", "started")
 _BAD: Final = ("ended", "down", "stopped", "given_up", "lost")
 _REFRESH: Final = 1.0
-_STALE: Final = 3.0  # seconds without a word; it tells once a second
+_STALE: Final = 3.0  # seconds without a status; there is one a second
 _COLUMNS: Final = (
     *("STATE", "STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "NOW IN", "RSS", "DEVICE", "PID"),
     "RESTARTS",

@@ -1,4 +1,4 @@
-"""Ranks on several machines: which machines there are, and which of them still run what."""
+"""Ranks on several machines: nodes, their leases, their links, and the engines that start them."""
 
 from __future__ import annotations
 

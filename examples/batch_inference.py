@@ -1,7 +1,7 @@
 """Embed the documentation of Python's standard library on replicas of one model.
 
 Every rank holds the whole model and takes the next batch from a common queue. Ranks are killed with
-SIGKILL at work: the batch of a dead rank goes to another one, the dead rank alone is restarted
+SIGKILL during calls: the batch of a dead rank goes to another one, the dead rank alone is restarted
 (one_for_one), and the others never stop.
 
     python examples/batch_inference.py --ranks 4 --kills 3

@@ -1,6 +1,6 @@
-"""Embed text with every layer split over the ranks of two machines; one of them is lost at work.
+"""Embed text with every layer split over the ranks of two machines, one of which is lost meanwhile.
 
-The machines are nodes of a Ray that this program starts on this one. Ray finds a machine and starts
+The machines are nodes of a Ray cluster that this program starts. Ray finds a machine and starts
 one process there; calls and their answers do not go through it. When a machine is lost its ranks
 are started on another, once it is certain that the old ones have ended, and the calls in flight are
 sent again.

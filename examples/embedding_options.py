@@ -1,4 +1,4 @@
-"""The command line of the programs that embed, and what of it makes no sense."""
+"""The command line of the programs that embed, and its checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 in plain torch, and what is embedded with it: Python's own documentation."""
+"""all-MiniLM-L6-v2 in plain torch, and the text to embed: Python's own documentation."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Process a dataset: one output for each input, whichever process is killed, the driver included.
 
 The inputs are the sources of Python's standard library; the output of each says how much of it is
-documented. Run it again after a kill, of whatever kind: it goes on with what has no output yet.
+documented. Run it again after a kill of any kind: it continues with the inputs without output.
 
-- An output is written under another name and renamed, so that it is whole or not there.
+- An output is written under another name and renamed, so that it is complete or absent.
 - An input may be processed twice, by ranks that die in the middle: the later output replaces the
-  equal one before it. That is what lets a call be sent again, and the driver keep no list.
+  equal one before it. So a call may be sent again, and the driver keeps no list.
 
     python examples/process_dataset.py OUT
     python examples/process_dataset.py OUT --kills 3        # of ranks

@@ -1,4 +1,4 @@
-"""The smallest useful program: two workers, a death in the middle of a call, the right answer."""
+"""The smallest useful program: two workers, a death in the middle of a call, the correct answer."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
 """Reinforcement learning with rollout workers that are killed again and again.
 
 The policy learns to add two digits: rollout ranks make trajectories with its weights, which are
-scored, and of which the learner makes the next version. A call cut short by a death is sent again.
+scored, and from which the learner makes the next version. A call interrupted by a death is resent.
 
     python examples/rl_rollouts.py --kills 8
 """

@@ -1,7 +1,7 @@
-"""A text generator behind HTTP: streams that go on through a kill, health, a drain at SIGTERM.
+"""A text generator behind HTTP: streams that continue after a kill, health, a drain at SIGTERM.
 
 The ranks share a process group; each holds the n-grams of its part of Python's documentation. One
-call to all ranks makes the next letter of all requests; if a death cut it short it is sent again.
+call to all ranks makes the next letter of all requests; a call interrupted by a death is resent.
 
     python examples/serve_fastapi.py
     curl -N 'localhost:8000/generate?prompt=The+class&length=300&seed=7'

@@ -1,14 +1,14 @@
-"""A tree: two groups share the devices, an actor stands beside them, and failures go upwards.
+"""A tree: two groups that share the devices, an actor beside them, and failures that escalate.
 
     app  [one_for_one]
-    ├─ journal              an actor: remembers what happened
+    ├─ journal              an actor: records events
     └─ models  [one_for_one, 1 restart a minute]
        ├─ target            a group of one rank, on half a GPU
        └─ draft             a group of two ranks, on a quarter each; 1 restart a minute
 
-A rank of `draft` is killed four times. Each level heals one failure, and the next one goes to the
-level above it: the group, then `models`, then `app`. Callers see a pause and keep their handles.
-The same tree stands below in Python and in TOML; without a GPU one is made up for the lease table.
+A rank of `draft` is killed four times. Each level handles one failure, and the next one escalates
+to the level above: the group, then `models`, then `app`. Callers wait and keep their handles.
+The same tree is given below in Python and in TOML; without a GPU a fake one fills the lease table.
 
     python examples/supervision_tree.py [--toml]
 """

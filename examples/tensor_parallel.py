@@ -1,9 +1,9 @@
 """Embed the documentation of Python's standard library with every layer split over all ranks.
 
 Each rank holds some of the attention heads and a part of the MLP of every layer; after each of the
-two, an all-reduce adds up the parts. Ranks are killed with SIGKILL at work: the group is formed
-anew with a new process group, and the calls in flight are sent again. ``--survivors keep`` replaces
-the dead rank only, ``--survivors restart`` restarts every rank.
+two, an all-reduce adds up the parts. Ranks are killed with SIGKILL during calls: the group is
+re-formed with a new process group, and the calls in flight are sent again. ``--survivors keep``
+replaces the dead rank only, ``--survivors restart`` restarts every rank.
 
     python examples/tensor_parallel.py --ranks 4 --kills 3
 """

@@ -1,11 +1,11 @@
-"""How to test what your worker does when its process dies: with pytest, real kills and chaos.
+"""Tests of a worker whose process dies: with pytest, real kills and chaos.
 
     pytest examples/test_my_worker.py
     pytest examples/test_my_worker.py --chaos-seed=7      # the faults of a run that failed
 
-phalanx is a plug-in of pytest; where it is installed there is nothing to turn on. There are three
-layers, from milliseconds to seconds: the logic alone, one death where it hurts, chaos. The last two
-also check that nothing is left behind. Workers with torch start faster with the fixture
+phalanx is a plug-in of pytest, enabled when it is installed. There are three
+layers, from milliseconds to seconds: the logic alone, one death at a chosen moment, chaos. The last
+two also check that nothing is left behind. Workers with torch start faster with the fixture
 `phalanx_runtime`.
 """
 

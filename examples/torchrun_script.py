@@ -1,10 +1,10 @@
-"""A plain script for torchrun, as people have it: DDP, its own checkpoint; nothing of phalanx.
+"""A plain script for torchrun: DDP, its own checkpoint; it does not use phalanx.
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/torchrun_script.py
     phalanx torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/torchrun_script.py
 
-Both run it as it is. ``--die-at 50`` has rank 1 kill itself in the first round: all ranks are
-started again, and go on from the checkpoint.
+Both run it unchanged. ``--die-at 50`` has rank 1 kill itself in the first round: all ranks are
+restarted, and continue from the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train a small GPT while its ranks are killed; it ends with the weights of the undisturbed run.
 
 Each rank holds the whole model (DDP). The text is the documentation of Python's standard library.
-A rank that dies is replaced; the others keep what they have, and the new one gets it from them.
+A rank that dies is replaced; the others keep their state, and the new one gets it from them.
 
     python examples/train_ddp.py --ranks 4 --kills 10
 """

@@ -1,1 +1,1 @@
-"""Phalanx under other people's engines; each needs an extra, and none is imported by the core."""
+"""phalanx for other programs and engines; each needs an extra; the core imports none of them."""

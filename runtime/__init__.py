@@ -1,4 +1,4 @@
-"""Doing it: processes, descriptors, sockets and clocks."""
+"""The runtime layer, which has the effects: processes, descriptors, sockets, memory and clocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the executors of one driver process share: event loop, launcher, output collector, devices.
+"""`Runtime`: the event loop, launcher, output collector and devices that executors share.
 
-- Each part starts when it is first needed and ends when the last user has let go.
-- A forked child of the driver never touches its parent's.
+- Each part starts when it is first needed and ends when the last user has released it.
+- A forked child of the driver never uses its parent's.
 
 A program that wants its zygote warm between executors holds one open:
 ``with Runtime() as runtime: Executor(..., runtime=runtime)``.
@@ -47,7 +47,7 @@ class Runtime:
             ``"error"`` or ``"critical"``; None is the one that ``PHALANX_LOG_LEVEL`` names, and
             warning without it.
         stream: Whether observers may attach from outside.
-        name: What observers see this driver called.
+        name: The driver's name for observers.
         report_dir: Where its executors also write crash reports as files, unless they have a
             folder of their own; None for that which ``PHALANX_REPORT_DIR`` names, if any.
 
@@ -85,7 +85,7 @@ class Runtime:
 
     @property
     def launcher(self) -> Launcher:
-        """What starts processes."""
+        """The launcher of processes."""
         self._check()
         return self._launcher
 
@@ -207,7 +207,7 @@ def acquire_shared() -> Runtime:
 
 
 def release_shared(runtime: Runtime) -> None:
-    """Let go of what `acquire_shared` returned; the last one out closes it."""
+    """Release the result of `acquire_shared`; the last release closes it."""
     global _shared, _users  # noqa: PLW0603  # as above
     with _guard:
         if runtime is not _shared:

@@ -1,4 +1,4 @@
-"""The supervision layer: what to do, as pure decisions, and the actors that do it."""
+"""The supervision layer: pure decisions about restarts, and the actors that carry them out."""
 
 from __future__ import annotations
 

@@ -33,16 +33,16 @@ def _restored(kind: type[PhalanxError], args: tuple[Any, ...]) -> PhalanxError:
 
 
 class CallerError(PhalanxError):
-    """The caller asked for something that makes no sense; nothing was started or sent."""
+    """The caller's request is invalid; nothing was started or sent."""
 
 
 class SpecError(CallerError, ValueError):
-    """A value that makes no sense in a spec, a constructor or a call.
+    """An invalid value in a spec, a constructor or a call.
 
     Attributes:
         field: The name of the argument or field, as the caller wrote it.
         value: The value given.
-        remedy: What to give instead.
+        remedy: The correction.
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
@@ -221,7 +221,7 @@ class Unhealthy(CallTimeout):
     """A health check in which not every rank answered.
 
     Attributes:
-        states: What each rank that did not answer was doing: ``busy`` (it used the processor),
+        states: The state of each rank that did not answer: ``busy`` (it used the processor),
             ``waiting`` (it slept in a call: for another rank, a lock, a device; its interpreter
             runs), ``wedged`` (it slept and its interpreter does not run: native code holds the
             interpreter lock, or it is in uninterruptible sleep), ``hung`` (past its limit; it is
@@ -255,7 +255,7 @@ class MissingPackage(RuntimeFault, ModuleNotFoundError):
     """A package that only a part of phalanx needs is not installed: install the *extra*.
 
     Attributes:
-        package: What is missing, such as ``torch``.
+        package: The missing package, such as ``torch``.
         extra: The extra of phalanx that brings it.
     """
 
@@ -275,13 +275,13 @@ class NoDevice(RuntimeFault):
     """There is no device for a rank: others hold them, or they are in quarantine.
 
     Attributes:
-        who: The rank that asked for one.
-        share: The number of devices asked for, or the share of one.
+        who: The rank that requested one.
+        share: The requested number of devices, or the share of one.
         leased: The holders of each leased device.
         quarantined: The reason for each device in quarantine.
         releasing: Devices whose memory was being released.
-        soon: Whether such a release could have been enough: ask again.
-        limit: What ended the wait, such as ``devices.timeout=30 s``; empty without a wait.
+        soon: Whether such a release could have been enough: try again.
+        limit: The limit that ended the wait, such as ``devices.timeout=30 s``; empty without one.
     """
 
     def __init__(

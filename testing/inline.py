@@ -150,7 +150,7 @@ class InlineGroup:
 
     @property
     def view(self) -> Status:
-        """What it looks like."""
+        """Its status."""
         state, phase = ("down", Phase.ENDED) if self._closed else ("up", Phase.SERVING)
         info = RankInfo(0, os.getpid(), 1, 1, state, str(self._lease))
         what: dict[str, Any] = {"name": self._spec.name, "layout": self._spec.layout, "epoch": 1}

@@ -40,7 +40,7 @@ _HELPER = re.compile(rb"([0-9a-f]{32})/\d+\.(?:zygote|collector);")
 
 @dataclass(frozen=True, slots=True)
 class LeakScope:
-    """Where `phalanx_leak_check` looks, and for how long.
+    """The places that `phalanx_leak_check` searches, and its time limit.
 
     Attributes:
         folders: In these every new entry is a leak, whatever made it: name those that only these
@@ -77,7 +77,7 @@ class LeakDetector:
         folders: See `LeakScope`, as for *patience*, the seconds that `wait_gone` waits.
         own: Whether threads, descriptors and zombies of this process count.
         children: Whether living children of this process count that carry no mark.
-        devices: Whether memory of GPUs counts; NVML is asked.
+        devices: Whether memory of GPUs counts, by NVML.
 
     Attributes:
         marks: More may be added.
@@ -229,7 +229,7 @@ def _listed(folder: Path) -> Iterable[Path]:
 
 
 def _links(pid: int) -> Iterator[str]:
-    """What the descriptors of process *pid* are: paths, and sockets and pipes by their numbers."""
+    """The descriptors of process *pid*: paths, and sockets and pipes by their numbers."""
     for link in _listed(Path(f"/proc/{pid}/fd")):
         with suppress(OSError):  # the listing's own
             yield os.readlink(link)  # noqa: PTH115  # no use for a Path

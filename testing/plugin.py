@@ -61,10 +61,10 @@ class ChaosRuns:
                 takes 5 seconds of one kill per second. A *seed* given here yields to the option.
 
         Raises:
-            SpecError: what was asked for makes no sense; nothing was started.
+            SpecError: the arguments are invalid; nothing was started.
         """
         __tracebackhide__ = True
-        from phalanx.chaos import run_chaos  # noqa: PLC0415  # imported for those who use it
+        from phalanx.chaos import run_chaos  # noqa: PLC0415  # imported only if used
 
         asked = {**self._fields, **fields}
         own = asked.pop("seed", None)
@@ -110,7 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse markers that make no sense."""
+    """Refuse invalid markers."""
     # An error in the collection of one process of pytest-xdist is taken for its crash.
     for item in () if hasattr(config, "workerinput") else items:
         if problem := _problem(item):
@@ -155,7 +155,7 @@ def _problem(item: pytest.Item) -> str:
         if any(mark.name == MARKER for mark in item.own_markers):
             what = "the test does not ask for the fixture `phalanx_chaos`"
     elif marks:
-        from phalanx.chaos import Chaos  # noqa: PLC0415  # imported for those who use it
+        from phalanx.chaos import Chaos  # noqa: PLC0415  # imported only if used
         from phalanx.supervision import SpecError  # noqa: PLC0415
 
         if any(mark.name == OLD_MARKER for mark in marks):
@@ -182,14 +182,14 @@ def phalanx_chaos(request: pytest.FixtureRequest, tmp_path: Path) -> ChaosRuns:
 
 @pytest.fixture(scope="session")
 def phalanx_leak_scope(leak_scope: LeakScope) -> LeakScope:
-    """Where `phalanx_leak_check` looks; override it by a fixture of this name."""
+    """The scope of `phalanx_leak_check`; override it by a fixture of this name."""
     return leak_scope
 
 
 @pytest.fixture(scope="session")
 def phalanx_mark() -> Iterator[None]:
     """Mark every tree that is made from now on, here or in a process that is started from here."""
-    from phalanx.runtime import process_tree  # noqa: PLC0415  # imported for those who use it
+    from phalanx.runtime import process_tree  # noqa: PLC0415  # imported only if used
 
     with pytest.MonkeyPatch.context() as patch:
         outer = os.environ.get(process_tree.VARIABLE, "").rstrip(";")
@@ -222,7 +222,7 @@ def phalanx_leak_check(phalanx_mark: None, phalanx_leak_scope: LeakScope) -> Ite
     the test is, such as ranks of an executor that are restarted. A process that was left is killed.
     """
     del phalanx_mark
-    from .leaks import LeakDetector  # noqa: PLC0415  # imported for those who use it
+    from .leaks import LeakDetector  # noqa: PLC0415  # imported only if used
 
     scope = phalanx_leak_scope
     detector = LeakDetector(_SESSION, folders=scope.folders, patience=scope.patience)
@@ -259,7 +259,7 @@ def leak_check(request: pytest.FixtureRequest, phalanx_leak_check: None) -> None
 
 @pytest.fixture(scope="session")
 def leak_scope() -> LeakScope:
-    """Deprecated name of `phalanx_leak_scope`, for those who override it."""
-    from .leaks import LeakScope  # noqa: PLC0415  # imported for those who use it
+    """Deprecated name of `phalanx_leak_scope`, for code that overrides it."""
+    from .leaks import LeakScope  # noqa: PLC0415  # imported only if used
 
     return LeakScope()

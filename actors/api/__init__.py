@@ -1,1 +1,1 @@
-"""What users call."""
+"""`Executor`, its call methods, and executors as children of a supervisor."""

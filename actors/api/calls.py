@@ -52,7 +52,7 @@ class CallMethods(Generic[W]):
 
     @property
     def layout(self) -> Layout:
-        """How its ranks are laid out."""
+        """The layout of its ranks."""
         return self._group.view.layout
 
     def collective_rpc(
@@ -459,7 +459,7 @@ def _moved(name: str, args: Any) -> Any:
 
 
 def _retries(retries: int | None, on_death: object) -> int | None:
-    """Return the *retries* that the former option *on_death* asks for."""
+    """Return the *retries* that the former option *on_death* stands for."""
     text = "phalanx: on_death is deprecated: write retries=0 for 'fail', retries=1 for 'retry'"
     warnings.warn(text, DeprecationWarning, stacklevel=3)
     if on_death not in ("fail", "retry"):

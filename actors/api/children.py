@@ -1,10 +1,10 @@
 """An executor, with its rank group, as an ordinary child of a supervisor.
 
 Guarantees: the group is one child in OTP's sense: started when all its ranks are ready, ended when
-all of them are gone; past its own intensity it ends with reason ``shutdown``, as a supervisor that
-gives up, and the supervisor above decides by the child's restart type. Each start is a new
-executor: find the current one with `Supervisor.child`. What a `CheckpointPolicy` has kept of the
-last one is given to it, for as long as the child spec lives.
+all of them have ended; past its own intensity it ends with reason ``shutdown``, as a supervisor
+that gives up, and the supervisor above decides by the child's restart type. Each start is a new
+executor: find the current one with `Supervisor.child`. It gets the snapshots that a
+`CheckpointPolicy` kept of the last one, for as long as the child spec lives.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def tree_from_toml(text: str, starts: Mapping[str, Any] | None = None) -> Superv
             ``module:attribute`` and imported.
 
     Raises:
-        SpecError: Something in it makes no sense; nothing has been started.
+        SpecError: The document is invalid; nothing has been started.
     """
     return supervision_from_toml(text, starts, {"executor": _declared})
 

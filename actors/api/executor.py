@@ -1,6 +1,6 @@
-"""`Executor`: what users hold. Builds a rank group, calls it, looks at it, ends it.
+"""`Executor`: the user's handle of a rank group; builds, calls, observes and closes it.
 
-Guarantees: those of `docs/semantics.md`. A forgotten executor ends, as one that is closed does.
+Guarantees: those of `docs/semantics.md`. A garbage-collected executor ends like a closed one.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ if TYPE_CHECKING:
 
 
 class Executor(CallMethods[W]):
-    """A group of worker processes that serve calls together, and heal.
+    """A group of worker processes that serve calls together, and are replaced when they die.
 
     Args:
         worker: The worker class; defined anywhere, ``__main__`` and notebooks included.
-        world_size: How many ranks; None takes the layout's, or 1.
+        world_size: The number of ranks; None takes the layout's, or 1.
         args: Positional arguments of the worker's constructor.
         kwargs: Keyword arguments of it.
         layout: The parallel dimensions; their product must be *world_size*.
-        name: Shown everywhere; no other executor of this process may have it. None makes one up.
+        name: Shown everywhere; no other executor of this process may have it. None generates one.
         replace: End the executor of this process that has this *name*, if there is one; for the
             cell of a notebook, which is run again.
-        policy: What a death means: a `RestartPolicy`.
-        strategy: Short for ``policy.strategy``, over which it goes, like the next two.
+        policy: The reaction to a death: a `RestartPolicy`.
+        strategy: Short for ``policy.strategy``, which it overrides, like the next two.
         intensity: Short for ``policy.intensity``.
         standby: Short for ``policy.standby``.
         devices: The `Devices` of the ranks, or just their names.
-        limits: How long things may take: `Limits`.
+        limits: Time limits and queue depth: `Limits`.
         hang_after: Short for ``limits.hang``.
         launch: How processes are started: a `Launch`, or just its method.
         checkpoint: When the state of the ranks is taken (`WorkerActor.checkpoint`) to be given to
-            those that come after them (`WorkerActor.restore`); None takes none.
-        cluster: The machines on which the ranks live, such as `Ray`; None for this one.
+            later incarnations (`WorkerActor.restore`); None takes none.
+        cluster: The machines on which the ranks run, such as `Ray`; None for this one.
         runtime: The shared parts to use; None takes this process's own.
 
     Each of *policy*, *devices*, *limits*, *launch*, *layout* and *checkpoint* may be a mapping of
     its fields.
 
     Raises:
-        SpecError, BadArguments, NotPicklable: an argument makes no sense; nothing was started.
+        SpecError, BadArguments, NotPicklable: an argument is invalid; nothing was started.
         StartFailed: the group did not come up; nothing is left. Its ``__cause__`` is the exception
             that a worker raised in its start, with the remote traceback in its notes; a `NoDevice`,
-            if there was none; None if a rank exited, hung or was killed, of which `reports` tell.
+            if there was none; None if a rank exited, hung or was killed: see its `reports`.
     """
 
     @replaced_keywords({**REPLACED, "restart": "policy.restart"})
@@ -167,12 +167,12 @@ class Executor(CallMethods[W]):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self._spec.name
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return self.layout.world_size
 
     @property
@@ -203,12 +203,12 @@ class Executor(CallMethods[W]):
         """Return once every rank's main loop has answered.
 
         Raises:
-            Unhealthy: a rank did not within *timeout* seconds; it says which, and what they are
-                doing instead: busy, waiting, wedged, hung, stopped, starting or dead. Those that
-                wait are told from those that are wedged by asking them beside their main loops,
-                for which up to a second is added to a shorter *timeout*.
+            Unhealthy: a rank did not within *timeout* seconds; it names the ranks and their
+                state: busy, waiting, wedged, hung, stopped, starting or dead. A heartbeat,
+                answered beside the main loop, distinguishes waiting from wedged ranks; up to a
+                second is added to a shorter *timeout* for it.
             WorkerDied: the group gave up, after too many deaths, while this waited for it.
-            ExecutorClosed: there is no group any more.
+            ExecutorClosed: the group has ended.
         """
         self._group.check_health(timeout)
 
@@ -325,7 +325,7 @@ class Executor(CallMethods[W]):
     def close(self) -> None:
         """Stop every rank and give everything back; calls after it raise `ExecutorClosed`.
 
-        Calls in flight may end while ranks are being asked to stop. Idempotent, from any thread.
+        Calls in flight may end while ranks get stop requests. Idempotent, from any thread.
         """
         self._group.close()
 

@@ -1,4 +1,4 @@
-"""Executors under a supervisor, by a handle that outlives each of them.
+"""A handle of the executors of one supervised child, which outlives each of them.
 
 - A call that finds its executor ended waits until the supervisor has restarted it, up to the call's
   timeout; a blocking call that was refused or queued by one that was ending is made again.

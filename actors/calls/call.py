@@ -2,7 +2,7 @@
 
 - A call is settled once: the first settlement counts, everything later is void.
 - Answers are decoded by the thread that asks for the result, not by the thread that read them.
-- Options that make no sense are refused (`options_of`).
+- Invalid options are refused (`options_of`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COLLECTIVE, GATHER, SINGLE, POOL = Shape  # looking a member up takes as long as
 
 
 class CallOptions(NamedTuple):
-    """How a call is made.
+    """The options of a call.
 
     Attributes:
         deadline: On the monotonic clock; None waits without limit.

@@ -1,8 +1,8 @@
-"""One thread for other people's callbacks, so that they block nobody who carries messages.
+"""`CallbackThread`: one thread runs user callbacks, so that I/O threads do not block.
 
-Guarantees: callbacks run one after the other, in the order in which they were handed over; one
-that raises is reported and harms no other; the thread exists only once there is something to run,
-and is asked for again with the next callback where the system had no room for one.
+- Callbacks run one after the other, in the order in which they were handed over.
+- A callback that raises is reported and does not affect the others.
+- The thread starts with the first callback; if that fails, with the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CallbackThread:
     """Runs callbacks on a thread of its own.
 
     Args:
-        report: Told of an exception that a callback raised, and where there is no thread for them.
+        report: Called with an exception that a callback raised, or that prevented the thread.
     """
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:

@@ -6,8 +6,8 @@
 - If a rank stays in the call beyond a grace period, or an exception says that the process group is
   broken, the group's actor is notified (*on_desync*) and re-forms the group.
 
-A worker whose method or `AsyncOutput` raised in a process group waits for `Kind.GO_ON`: in its next
-operation it would meet the others one operation off. It gets that once no rank is in the call.
+A worker whose method or `AsyncOutput` raised in a process group waits for `Kind.GO_ON`: its next
+operation would match the others one operation off. It gets that once no rank is in the call.
 
 Guarded by the plane's lock.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .rank import RankSlot, RankTable
     from .sender import Sender
 
-_GRACE = 0.5  # seconds for the other ranks to leave the call too, or for news of a death behind it
+_GRACE = 0.5  # seconds for the other ranks to leave the call too, or for a death to become known
 _LONGEST_GRACE = 10.0  # the same if a rank has announced its end: that may take its time
 _WHY = Flag.HELD | Flag.BROKEN
 
@@ -205,7 +205,7 @@ class DesyncMonitor:
                 self._end(wire)
 
     def begin_epoch(self) -> None:
-        """Note that the ranks that were asked to leave their process group are in the next one."""
+        """Note that the ranks that had to leave their process group are in the next one."""
         for slot in self._table:
             if slot.leaving:
                 slot.leaving = False

@@ -1,12 +1,12 @@
 """`CallPlane`: the calls of one rank group, under one lock.
 
-- Every accepted call is settled exactly once, whatever dies; everything later is void.
+- Every accepted call is settled exactly once, whichever process dies; everything later is void.
 - All ranks get the collective calls in one order. A call takes a slot on every rank before its
   first byte is sent.
 - An answer is matched by the number of the sending it belongs to, and by the incarnation it comes
   from; anything else is dropped and counted.
-- What a dead rank wrote is read to its end before its calls are judged.
-- The thread that reads runs no code of others: answers are kept as bytes, callbacks run elsewhere.
+- The channel of a dead rank is read to its end before its calls are settled.
+- The thread that reads runs no user code: answers are kept as bytes, callbacks run elsewhere.
 
 `recovery` decides what a death costs each call. `Sender` (numbers, batches), `Streams` and
 `DesyncMonitor` (ranks out of step) keep state of their own under the same lock.
@@ -82,7 +82,7 @@ class CallPlane:
     Attributes:
         pid: The driver's; a forked child has another.
         holds: How many reasons there are to send no new call: pauses, and ranks out of step.
-        meter: Counts calls by outcome; None until an observer asks.
+        meter: Counts calls by outcome; None until an observer requests a status.
         wait: `Reader.wait`.
         inline_limit: Bytes of arguments that travel in the packets of a call.
     """
@@ -278,7 +278,7 @@ class CallPlane:
 
     @uninterrupted
     def expire(self, call: Call) -> dict[int, int]:
-        """Settle *call* as timed out unless it is done; return who owes it (rank: incarnation)."""
+        """Settle *call* as timed out unless done; return the ranks that owe it, by incarnation."""
         with self.lock.asked():
             if call.done:
                 return {}
@@ -509,8 +509,8 @@ class CallPlane:
         Args:
             ranks: The ranks that are lost.
             make_report: Given the fates of the calls, and how many more are queued, returns the
-                report that is kept for each attempt; None for a stop that was asked for. Called
-                under the lock, before any caller gets an outcome.
+                report that is kept for each attempt; None for a requested stop. Called under
+                the lock, before any caller gets an outcome.
             error: After *make_report*, returns what a call ends in that is not sent again.
             ends: Whether the group will not serve again.
         """
@@ -523,7 +523,7 @@ class CallPlane:
             survivors = [slot for slot in self._table if slot not in lost]
             if self._snapshots is not None:
                 self._snapshots.lose([slot.rank for slot in lost], everybody=not survivors)
-            # A stop that was asked for explains no exception.
+            # A requested stop explains no exception.
             echoes = self._desyncs.echoes(None if make_report is None else lost)
             loss = assess(lost, survivors, echoes, self._sender.withdraw_unbegun(lost))
             report = None
@@ -774,7 +774,7 @@ class CallPlane:
         if call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
         elif kind == _REPLY:
-            # A pipeline may keep thousands of these until they are asked for: they share one.
+            # A pipeline may keep thousands of these until they are read: they share one.
             self._answer(call, slot.rank, frame if frame.body else _NO_VALUE)
         elif kind == _ERROR:
             self._desyncs.note(call, slot, frame)

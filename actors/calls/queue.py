@@ -1,4 +1,4 @@
-"""`CallQueue`: the calls of a group that have not been sent, and the decision which is sent next.
+"""`CallQueue`: the calls of a group that have not been sent, and the choice of the next one.
 
 - Calls are sent in the order in which they were made. A call that is sent again after a death goes
   before those made later.

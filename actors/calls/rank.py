@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a rank is doing, or was doing when it died.
+    """The activity of a rank now, or when it died.
 
     Attributes:
         method: The call it has begun and not ended; empty for none.
@@ -60,7 +60,7 @@ class RankSlot:
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its channel has ended, or its calls have been lost: it is sent nothing more.
         ending: It has announced its end.
-        leaving: It has been asked to leave its process group for that of another epoch.
+        leaving: It has got the order to leave its process group for that of another epoch.
         sent_foreign_packet: Its channel has brought a packet that is no message.
     """
 

@@ -1,4 +1,4 @@
-"""`Reader`: which thread reads a group's sockets: one blocked caller, or else the event loop.
+"""`Reader`: reads a group's sockets in one thread: a blocked caller, or else the event loop.
 
 - While anything is unanswered, exactly one thread reads. A caller that finds a reader sleeps until
   its call is done or it becomes the reader. At rest no thread reads and nothing runs.

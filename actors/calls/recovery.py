@@ -1,4 +1,4 @@
-"""Recovery: what a death costs each call in flight. Pure.
+"""Recovery: the verdict on each call in flight at a death: resent, retried or failed. Pure.
 
 - Each call gets one verdict.
 - A call that no rank had begun is sent again at no cost. A call that a rank had begun costs an

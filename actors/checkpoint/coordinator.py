@@ -1,4 +1,4 @@
-"""Checkpoint coordinator: when ranks store their state, and when a snapshot counts.
+"""Checkpoint coordinator: decides when ranks store their state and commits complete snapshots.
 
 A snapshot has the state of some ranks at one call: of all ranks if they are formed together, else
 of one. It is kept once each of its ranks has stored its part and has then answered the call. So no

@@ -38,7 +38,7 @@ _FAILED_INTERVAL = 60.0  # seconds between two log records of failures for the s
 
 
 class CheckpointManager:
-    """The checkpoints of *group*; an `Observer` of its coordinator. See the module."""
+    """The checkpoints of *group*; observes their coordinator. See the module."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

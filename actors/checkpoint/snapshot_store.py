@@ -1,4 +1,4 @@
-"""Snapshots of ranks' states, and their store: retention, pruning, the choice of what is restored.
+"""Snapshots of ranks' states, and their store: retention, pruning, the choice of a restore point.
 
 - The newest good snapshot is chosen; a rejected one only if there is no other, the oldest first.
 - At most *keep* of each rank stay, besides those added since the last `prune`.
@@ -147,7 +147,7 @@ class SnapshotStore:
         if self._together and not can_reshard and had != size:
             remedy = "start as many, or give the worker class a method reshard(states)"
             raise SpecError(
-                "world_size", size, f"what is kept is the state of {had} ranks; {remedy}"
+                "world_size", size, f"the snapshots hold the state of {had} ranks; {remedy}"
             )
         if self._policy.resume:
             self._others_up_to = 0

@@ -3,7 +3,7 @@
 - It handles one message at a time, and waits for no process to start. Most messages are calls that
   it makes; one about a worker that has been released is void.
 - A death is classified, reported and settled before anything is started in its place.
-- When the group ends for good, every call is settled, everything is given back, the failure
+- When the group ends for good, every call is settled, every resource is released, the failure
   callbacks have run at most once, and `Group.gone` is set; an exception in this actor ends the
   group in the same way.
 
@@ -675,7 +675,7 @@ class GroupActor(ProtectedActor):
         self._checkpoints.close()
         parent, self._parent = self._parent, None  # it may hold on to what holds on to us
         if parent is not None:
-            # Before the shared parts are let go: the next executor finds them warm.
+            # Before the shared parts are released: the next executor finds them warm.
             parent.on_end(reason)
         self._give_back()
         self.stop()

@@ -1,8 +1,8 @@
-"""A death: exit reason, crash report, the errors of calls, and files of reports.
+"""Handling of a death: exit reason, crash report, errors of its calls, and files of reports.
 
-- A caller that gets an error because of a death finds its report in the status already; each report
-  lists the fate of every call that the death cut short.
-- No disk delays a restart: a thread writes the files. A report without room is kept, a
+- When a caller gets an error because of a death, its report is already in the status; each report
+  lists the outcome of every call that the death interrupted.
+- No disk delays a restart: a thread writes the files. If there is no room, a report is kept, a
   few hundred at most, and written with the next one for which there is, or at the end.
 - When a group ends by itself, callers get the reports of the deaths that it ended for, and the
   `NoDevice` if that was the reason.
@@ -73,7 +73,7 @@ class EndErrors:
     Attributes:
         reason: Why by itself; None where it was closed.
         deaths: The reports on those it ended for, oldest first.
-        no_device: What it gave up for; None where that was not it.
+        no_device: The reason for which it gave up, if it was that; else None.
     """
 
     name: str
@@ -131,7 +131,7 @@ def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[Cras
 def report_on(
     worker: Worker, reason: ExitReason, progress: Progress, decided: decide.Decided, now: float
 ) -> CrashReport:
-    """Return the report on *worker*, whose process has ended, as far as it can be told by now."""
+    """Return the report on *worker*, whose process has ended, as complete as it can be by now."""
     assert worker.process is not None
     last = worker.last_lines()
     call = None
@@ -222,7 +222,7 @@ class Deaths:
 
     Attributes:
         restarts: Deaths that led to a restart, in all.
-        at: When the latest of those was heard of, on the monotonic clock; 0.0 for never.
+        at: When the latest of those became known, on the monotonic clock; 0.0 for never.
         last: The report on the latest death; None before there is one.
         is_down: The group has been said to be down, and not yet to be up again.
     """
@@ -336,7 +336,7 @@ class Deaths:
                 reports.append(replace(settled, checkpoint=checkpoint))
             self.last = reports[0]
             self._reports.extend(reports)
-            self._show()  # whoever hears of the death from a call finds its report in the status
+            self._show()  # before calls fail: their callers find the report in the status
             return reports[0]
 
         def died(call: Call) -> BaseException:
@@ -364,7 +364,7 @@ class Deaths:
         )
 
     def file(self, report: CrashReport) -> None:
-        """Tell of a death, and keep its report where there is a folder for that."""
+        """Publish a death, and keep its report if there is a folder for that."""
         self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
         self._keep(report)
 
@@ -419,7 +419,7 @@ class Deaths:
     # --- the errors of calls ------------------------------------------------------------
 
     def _stopped(self, call: Call) -> BaseException:
-        """Return the error of a call that a rank had begun and, told to stop, did not end."""
+        """Return the error of a call that a rank had begun and did not end, as it was stopped."""
         message = f"{call.name}: a rank was stopped before it had answered"
         if self._group.closing or self.last is None:
             return ExecutorClosed(message)

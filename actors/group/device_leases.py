@@ -1,11 +1,11 @@
 """The device leases of one group: acquired together, monitored, released.
 
 - The ranks of one start get their devices together or not at all; a rank gets the one that it had
-  before, if that is well.
-- Memory that is being released is waited for without blocking the actor, at most *limits.start*:
-  if groups share a pool, each release may be another group's again before it is noticed.
+  before, if that has no fault.
+- The wait for memory that is being released does not block the actor and takes at most
+  *limits.start*: in a shared pool another group may lease each released device first.
 - A restart for which there is no device waits for *devices.timeout*, then `ask` raises. The first
-  start waits only for what is being released.
+  start waits only for memory that is being released.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Wait:
     """A start that waits for its devices.
 
     Attributes:
-        since: When it asked first.
+        since: The time of its first request.
         without: Since when there has been none for it, nor one being released; None for not yet.
     """
 
@@ -127,12 +127,12 @@ class DeviceLeases:
         return gone
 
     def give_back(self, lease: Lease, pid: int | None) -> None:
-        """Let go of *lease*, whose process *pid* is gone; its memory is waited for later."""
+        """Release *lease*, whose process *pid* has ended; the wait for its memory comes later."""
         self._pool.give_back(lease, pid)
         self._given_back = [*self._given_back[-2 * self._spec.world_size :], lease]
 
     def give_all_back(self, leases: Mapping[int, Lease]) -> None:
-        """Let go of leases that no process was started for."""
+        """Release leases without a process."""
         for lease in leases.values():
             self.give_back(lease, None)
 
@@ -145,7 +145,7 @@ class DeviceLeases:
         return self._pool.look()
 
     def close(self) -> None:
-        """Wait until the memory of what was given back is released, or put aside; let go."""
+        """Wait until the memory of released leases is free, or quarantined; leave the pool."""
         if self._timer is not None:
             self._timer.cancel()
         # No deadline of ours: each lease has the pool's.
@@ -154,7 +154,7 @@ class DeviceLeases:
         self._pool.close()
 
     def _on_device_event(self, event: DeviceQuarantined | DeviceRestored) -> None:
-        """Hand on what is told of a device; called in whichever thread has looked at it."""
+        """Pass on an event of a device; called on any thread that has checked its health."""
         self._group.deliver(event)
         if isinstance(event, DeviceQuarantined) and event.fatal:
             self._on_look_due()

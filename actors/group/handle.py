@@ -2,9 +2,9 @@
 
 - A call is accepted or refused as a whole; a refused one leaves nothing in the plane or in memory.
 - A blocking call runs in its caller's thread from the first byte to the last.
-- Ending is idempotent, and may be asked for by several threads at once, by a callback, the garbage
-  collector or the end of the program; what may wait returns once everything has been given back.
-- State that others wait for changes under `changed`, which is notified.
+- Ending is idempotent, and may be requested by several threads at once, by a callback, the garbage
+  collector or the end of the program; methods that wait return once every resource is released.
+- State that other threads wait for changes under `changed`, which is notified.
 - A callback for the end of the group runs once, also if it is registered after the end.
 """
 
@@ -129,7 +129,7 @@ class Group:
     Attributes:
         actor: The only thread that changes the membership.
         methods: Those of its worker class.
-        view: What the group looks like; replaced as a whole.
+        view: The group's status; replaced as a whole.
         ready: Set once the group has served for the first time, or has ended.
         gone: Set once everything has been given back.
         start_error: Why the group never came up.
@@ -185,7 +185,7 @@ class Group:
         self._subscribers: dict[int, Callable[[Any], None]] = {}
         self._when_failed: list[Callable[[ExitReason], None]] = []
         self._pid = os.getpid()
-        self._lock = ReentrantLock()  # `request_close` does it once, and may be called within
+        self._lock = ReentrantLock()  # `request_close` acts once, and may be called within it
         self._before: Group | None = None
         try:
             if named is not None:
@@ -474,7 +474,7 @@ class Group:
             if call.span is not None:
                 call.span.refused(error)
             raise
-        if call.span is not None:  # not by who settles it: what exports spans may take its time
+        if call.span is not None:  # not on the settling thread: an exporter of spans may be slow
             later = partial(self.callbacks.run, call.span.end)
             plane.when_settled(call, later)
         if call.options.deadline is not None:
@@ -542,7 +542,7 @@ class Group:
         return payloads
 
     def _expire(self, call: Call) -> None:
-        """Settle *call* as timed out, and restart the ranks that owe it if it asks for that."""
+        """Settle *call* as timed out, and restart the ranks that owe it if its options say so."""
         late = self.plane.expire(call)
         if call.options.on_timeout == "restart":
             why = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
@@ -694,7 +694,7 @@ class Group:
     def close(self, *, drains: bool = False) -> None:
         """Stop everything, and wait for it; accepted calls get their time first if it *drains*.
 
-        From one of the executor's own threads it only asks for the end; so it does from a finalizer
+        From one of the executor's own threads it only requests the end; also from a finalizer
         or signal handler that has interrupted what others need meanwhile.
         """
         if self._pid != os.getpid():
@@ -741,7 +741,7 @@ class Group:
         return self.exit_reason
 
     def request_close(self) -> None:
-        """Ask for the end, once; returns at once."""
+        """Request the end, once; returns at once."""
         if is_holding():  # a finalizer, in the middle of something
             self.runtime.loop.post(self.request_close)
             return

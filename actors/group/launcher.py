@@ -1,7 +1,7 @@
-"""`WorkerBuilder`: what a worker is started with: sockets, output, config, environment, title.
+"""`WorkerBuilder`: makes the launch spec of a worker: sockets, output, config, environment, title.
 
-Environment, working directory and variables are those of the moment of the start; what was opened
-for a worker that could not be equipped is closed.
+Environment, working directory and variables are those of the moment of the start. If a spec cannot
+be completed, the descriptors that were opened for it are closed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochSpec:
-    """What the ranks of one epoch have in common; ranks of two epochs never share one.
+    """The values that the ranks of one epoch share; ranks of two epochs never share one.
 
     Attributes:
         trace: The span that the start of the ranks belongs to; empty for none.

@@ -1,10 +1,10 @@
 """`Membership`: the workers of one rank group, started together and released one by one.
 
-- All that a worker holds in the driver (sockets, pages, output, lease) is made for one incarnation,
-  and is given back in `release`, also if the start failed half-way.
-- Processes are launched on a thread of their own, since that may wait for a zygote that imports
+- A worker's resources in the driver (sockets, pages, output, lease) are made for one incarnation,
+  and are released in `release`, also if the start failed half-way.
+- Processes are launched on a separate thread, since that may wait for a zygote that imports
   torch, or is stopped. A launch whose workers have all been asked to stop is given up within a
-  moment; after `end_launches` none is under way.
+  moment; after `end_launches` none is in progress.
 - A worker is released only when its whole process tree is gone.
 """
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 THREAD = "phalanx-launch"
-"""What the names of the threads of launches begin with."""
+"""The prefix of the names of launch threads."""
 
-_RELEASE = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
+_RELEASE = 10.0  # seconds for tree and device of an exited rank; generous: 100 ms per GiB it held
 _LAST_TRY = 0.5  # seconds for the tree of one that was given up
 _LAUNCHES_END = 30.0  # seconds for launches that are not wanted: a gateway may have to be ended
 
@@ -198,7 +198,7 @@ class Membership:
                         launch.processes = self._links.launch(made, specs, **how)
                     else:
                         launch.processes = self._group.runtime.launcher.launch(*specs, **how)
-                except BaseException as error:  # noqa: BLE001  # told to the actor
+                except BaseException as error:  # noqa: BLE001  # the actor gets it
                     launch.error = error
             self._group.post(self._on_launched, launch)
 
@@ -249,7 +249,7 @@ class Membership:
             worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, on_readable)
             self._group.heartbeats.attach(worker.rank, worker.incarnation, worker.control.send)
             if process.status is not None:
-                # Dead already. Where that was told, nothing could be made of it yet.
+                # Dead already. If its exit was delivered, it could not be handled yet.
                 self._loop.post(partial(self._exited, worker))
         return True
 

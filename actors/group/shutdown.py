@@ -1,4 +1,4 @@
-"""How workers are stopped: asked, SIGTERM, SIGKILL, at last given up.
+"""Stops workers in stages: a stop request, SIGTERM, SIGKILL, and at last giving them up.
 
 - Each stage has its deadline, after which the next one follows.
 - A worker that hangs has written the stacks of its threads before it is killed, if it still can.
@@ -55,7 +55,7 @@ class Shutdown:
         worker.timers.append(timer)
 
     def ask(self, worker: Worker, *, hurry: bool) -> None:
-        """Begin to stop *worker*, which has been asked to end unless there is a *hurry*.
+        """Begin to stop *worker*; it gets a stop request unless there is a *hurry*.
 
         One that still waits for its process is not launched, or is killed by `kill_unwanted`.
         """
@@ -75,8 +75,8 @@ class Shutdown:
         """Send SIGTERM, and SIGKILL after *kill_after* seconds."""
         if worker.process is None:
             return
-        with suppress(OSError):  # it has ended, or hears nothing
-            worker.control.send(_TERMINATE)  # a worker holds off a SIGTERM that is not ours
+        with suppress(OSError):  # it has ended, or reads nothing
+            worker.control.send(_TERMINATE)  # a worker defers a SIGTERM of another sender
         worker.process.send_signal(signal.SIGTERM)
         worker.process.send_signal(signal.SIGCONT)  # a stopped process takes no SIGTERM
         self.after(worker, kill_after, self.kill, worker)

@@ -1,9 +1,9 @@
 """Warm spares of a rank group.
 
-- After the group is up, as many spares as were asked for are starting or warm.
+- After the group is up, the configured number of spares is starting or warm.
 - A rank that died gets a warm one at once. One that is taken, or dies while it waits, is replaced,
-  at once the first time and after a growing delay if they go on dying.
-- A spare's death is no failure of the group. None outlives the group.
+  at once the first time and after a growing delay if spares die repeatedly.
+- A spare's death is not a failure of the group. None outlives the group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .shutdown import Shutdown
     from .worker import Worker
 
-_BACKOFF = BackOff(initial=0.5, maximum=30.0)  # arbitrary; slow enough to harm nobody
+_BACKOFF = BackOff(initial=0.5, maximum=30.0)  # arbitrary; slow enough to cost little
 
 
 class StandbyLost(Event, event="standby_lost", level="warning"):
@@ -51,7 +51,7 @@ class Standby:
 
     @property
     def count(self) -> int:
-        """How many are warm."""
+        """The number of warm spares."""
         return sum(spare.ready for spare in self._spares.values())
 
     def fill_soon(self) -> None:

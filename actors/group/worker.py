@@ -1,6 +1,6 @@
-"""`Worker`: one incarnation of one rank as the driver holds it, and its control socket.
+"""`Worker`: the driver's record of one incarnation of one rank, with its control socket.
 
-The control socket carries everything that is neither call nor answer. No other process can connect
+The control socket carries all messages but calls and answers. No other process can connect
 to it; the driver's end is closed in forks; packets that arrived before its end are read.
 """
 
@@ -101,7 +101,7 @@ class Worker:
     timers: list[Timer] = field(default_factory=list["Timer"])
 
     def who(self) -> dict[str, Any]:
-        """Return who it is, as the fields that events of a worker share."""
+        """Return its identity, as the fields that events of a worker share."""
         return {
             "child": self.labels.child,
             "group": self.labels.group,
@@ -116,7 +116,7 @@ class Worker:
         return {"control": self.control_end.fileno(), **self.channel.child_fds()}
 
     def close_child_ends(self) -> None:
-        """Let go of what only the process uses, which has been started or never will be."""
+        """Release the resources that only the process uses; it was started or never will be."""
         self.control_end.close()
         self.channel.close_child_ends()
         if self.remote is not None:

@@ -1,1 +1,1 @@
-"""Finds ranks that hang and says what they are doing."""
+"""Health of ranks: hang detection, heartbeats, and the state of silent ranks."""

@@ -1,10 +1,10 @@
 """Hang detector: finds ranks past their limits, confirms by a heartbeat that one hangs, ends it.
 
-- A suspect is asked for a heartbeat before it is ended; one that has gone on with other work by
-  then is let go. A rank that does not reply is given half a second.
+- A suspect is sent a heartbeat request before it is ended; one that has begun other work by
+  then is spared. A rank that does not reply is given half a second.
 - If some suspects only wait in a collective operation for another rank, that rank alone is ended,
-  once its own limit has passed: its death frees the others.
-- A rank that was asked to stop has deadlines of its own and is never a suspect.
+  once its own limit has passed: its death releases the others.
+- A rank that was asked to stop has separate deadlines and is never a suspect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEARTBEAT_TIMEOUT = 0.5  # seconds for a heartbeat, which takes milliseconds
 _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they waited for
 _EXIT_LIMIT = 1.0  # seconds a process may live on after its call socket, or its last words
 _SETTLE = 0.25  # seconds for messages between survivors that are under way
-_EXPLANATION_LIMIT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
+_EXPLANATION_LIMIT = 0.5  # seconds for a death to become known that made a kept rank's joining fail
 _PAUSE = 1.0  # seconds by which a check is late that count as a pause of this process
 _CHECKS = 4  # checks of a rank in the time that it may be stopped
 
@@ -139,7 +139,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class _Examination:
-    """One request for heartbeats: who is suspected, who runs besides, and vitals from before it."""
+    """One request for heartbeats: the suspects, other running ranks, and vitals from before it."""
 
     request: HeartbeatRequest
     suspects: list[Suspect]
@@ -155,7 +155,7 @@ def find_hung(
     """Return the ranks to end, each with why.
 
     Suspects that wait in a collective operation are not among them if any other rank is to end, or
-    is in a call that has a limit and does not wait itself: that one holds up the rest.
+    is in a call that has a limit and does not wait itself: the others wait for that one.
     """
 
     def waits(rank: int) -> bool:
@@ -240,7 +240,7 @@ class HangDetector:
         self._shutdown.after(worker, min(self._spec.policy.leave_within / 2, _SETTLE), due)
 
     def suspect_reform(self, worker: Worker) -> None:
-        """End *worker*, which could not join, unless the news of another death explains that."""
+        """End *worker*, which could not join, unless another death is the cause."""
         epoch = worker.epoch
 
         def failed() -> None:
@@ -377,7 +377,7 @@ class HangDetector:
             self._limits.wake(_LOOK_AGAIN)
         for rank, why in hung.items():
             worker = workers[rank]
-            # A stopped rank, which is not asked, is suspected for that.
+            # A stopped rank, which gets no request, is suspected for that.
             seen = ""
             if rank in replies:
                 seen = _describe(replies[rank], one.before[worker], _vitals(worker))

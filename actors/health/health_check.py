@@ -1,4 +1,4 @@
-"""`Executor.check_health`: whether every rank's main loop replies, and what silent ranks do.
+"""`Executor.check_health`: checks that every rank's main loop replies; classifies silent ranks.
 
 The state of a silent rank comes from its progress page, from /proc, and from a heartbeat beside its
 main loop: a rank that waits replies to that; a wedged one, in which native code holds the
@@ -105,8 +105,8 @@ def _diagnose(
 
     Args:
         before: Vitals from before the heartbeat was requested.
-        pulse: Its heartbeat; None if it has not replied, or was not asked.
-        is_silent: Whether it was asked, and has not replied.
+        pulse: Its heartbeat; None if it has not replied, or got no request.
+        is_silent: Whether it got a request, and has not replied.
         is_gone: Whether the incarnation that was silent has died.
     """
     vitals = Vitals.of(info.pid) if info is not None and info.pid is not None else Vitals()

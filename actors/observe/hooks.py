@@ -1,7 +1,7 @@
-"""Hooks for fault injection: what `phalanx.chaos` observes of groups, calls and workers.
+"""Hooks for fault injection: points in groups, calls and workers that `phalanx.chaos` observes.
 
 Without an installed probe each hook costs a test for None. With one, a group passes these points in
-the order in which things happen, under whatever lock is held there: hooks must not block or raise.
+the order of events, under whichever lock is held there: hooks must not block or raise.
 
 A probe is installed for the whole process, since executors are built by users' own code and by
 supervisors' threads, to which no probe can be passed.
@@ -54,7 +54,7 @@ class CallProbe(Protocol):
     plane's lock.
 
     Attributes:
-        method: What travels to the workers in place of the method.
+        method: The value sent to the workers in place of the method.
     """
 
     method: Any

@@ -1,4 +1,4 @@
-"""What observers (`phalanx top`) are shown of a group and of the supervision tree that it is in.
+"""Status records of a group and its supervision tree for observers (`phalanx top`).
 
 Snapshots are taken from published state, without a message to the actor and without waiting. A
 large group is split into several records.
@@ -29,9 +29,9 @@ _EXIT = 80  # characters of the reason of a child's last exit
 
 
 class CallMeter:
-    """How many calls of a group have ended with which outcome, and how long they took.
+    """Counts and durations of the calls of a group that have ended, by outcome.
 
-    A group has one from the moment at which an observer first asks for its status; before that a
+    A group has one from the moment at which an observer first requests its status; before that a
     call pays a test for None. Written under the plane's lock; read without it, so that the outcomes
     may be one call behind the seconds. *clock* is the plane's.
     """

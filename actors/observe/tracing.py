@@ -3,7 +3,7 @@
 - A call's span begins when the call is made and ends when the call has its outcome.
 - A death is an event of the spans of the calls that it touches, and of the restart, whose span has
   a link to each of those calls. Starts of ranks are events of the span of the start or restart.
-- Without a provider of spans nothing is made (`Telemetry`). No exporter runs under a lock of ours.
+- Without a tracer provider no spans are made (`Telemetry`). No exporter runs under a phalanx lock.
 
 The worker's side is `runtime.worker.tracing`.
 """

@@ -1,1 +1,1 @@
-"""ZeroMQ links of ranks elsewhere."""
+"""Remote ranks of a group: their ZeroMQ links, nodes and output."""

@@ -1,10 +1,10 @@
-"""Links of a group whose ranks are elsewhere: one process beside the driver, one on each machine.
+"""Links of a group with remote ranks: a gateway beside the driver, a relay on each machine.
 
-- To the rest of the group a rank elsewhere is one next door: it has a channel, a control socket and
-  a process. Several launches may be under way at once.
-- On a cluster the process beside the ranks of a node is started by the node, with its first rank.
-- The end of the rank's process is reported once everything it had sent is there, or after a moment.
-- A lost link is reported once, with what is known of it.
+- To the rest of the group a remote rank looks local: it has a channel, a control socket and
+  a process. Several launches may be in progress at once.
+- On a cluster the node starts the relay beside its ranks, with the first rank.
+- The end of the rank's process is reported once all its messages have arrived, or after a moment.
+- A lost link is reported once, with its cause if that is known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Remote:
     """The link of one worker. Its methods run on the event loop's thread.
 
     Attributes:
-        output: What its worker on a node has written; None if it is on this machine.
+        output: The output of its worker on a node; None if it is on this machine.
     """
 
     def __init__(self, worker: Worker, slot: RelaySlot | None, links: Links) -> None:
@@ -44,7 +44,7 @@ class Remote:
         self._slot = slot
         self._worker = worker
         self._links = links
-        self._said = False  # the link has told how it ended; else its process here has died
+        self._said = False  # the link has reported its end; else its process here has died
         self._ended = False  # nothing more comes over it
         self._gone = False  # the worker's process has ended
         self._exit_reported = False
@@ -91,12 +91,12 @@ class Remote:
             self._links.later(self._worker, tell)
 
     def close_ends(self) -> None:
-        """Let go of what only processes of this machine use; they run, or never will."""
+        """Release resources that only processes of this machine use; they run, or never will."""
         if self._slot is not None:
             self._slot.close()
 
     def release(self) -> None:
-        """Let go of everything: the worker is gone."""
+        """Release everything: the worker has ended."""
         self.close_ends()
         self._links.forget(self)
         if self.output is not None:

@@ -1,9 +1,9 @@
-"""The nodes of a group whose ranks live on a cluster: a start asks for its places among them.
+"""Places on the nodes of a cluster for the ranks of a group: requested by each start.
 
-- To the group they are what devices are on one machine: a start that has no places waits, and asks
-  again when nodes have changed.
-- The cluster is reached once, beside the actor, when the first start asks.
-- What an engine cannot give ends the starts that wait for it, and so the group.
+- The group uses them like devices of one machine: a start without places waits, and requests
+  them again when nodes have changed.
+- The cluster is reached once, beside the actor, at the first request.
+- A failure of the engine ends the starts that wait for it, and so the group.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class NodePlaces:
         """Reach the cluster; on a thread of its own."""
         try:
             self.pool.open()
-        except Exception as error:  # noqa: BLE001  # told to the starts that wait
+        except Exception as error:  # noqa: BLE001  # raised by the starts that wait
             self._group.post(self._opened, error)
         else:
             self._group.post(self._opened, None)

@@ -1,6 +1,6 @@
-"""What a rank on a node has written, written here again for the driver's output collector.
+"""Output of a rank on a node, written again here for the driver's output collector.
 
-Nothing waits: where the collector has no room something is dropped, and a line says how much.
+Nothing waits: if the collector has no room, output is dropped, and a line says how much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RemoteOutput:
         self._dropped = 0
 
     def write(self, message: Output) -> None:
-        """Write what *message* brings; does nothing once it is closed."""
+        """Write the output in *message*; does nothing once it is closed."""
         data = message.text.encode("utf-8", "surrogateescape")
         with self._lock:
             fd = self._ends.get(message.stream)

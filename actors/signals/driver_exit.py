@@ -1,10 +1,10 @@
-"""How executors end without `close`: SIGTERM, the end of the program, fork.
+"""Ends executors without `close`: at SIGTERM, at the end of the program, in a forked child.
 
 - On SIGTERM with Python's default action, accepted calls get a grace period, every tree is stopped,
   and the program ends by SIGTERM as it would have (128 + 15 as PID 1, which default actions spare).
-  A handler of the user's is left alone.
+  A handler of the user's is kept.
 - A program that ends without `close` leaves nothing behind and does not hang.
-- A forked child touches nothing of its parent's.
+- A forked child does not affect its parent's executors.
 
 The signal handler only starts a thread: it interrupts the main thread anywhere, with any lock held.
 """

@@ -1,10 +1,10 @@
-"""Ctrl-C between calls and while waiting, never in the middle of a message.
+"""SIGINT handler: raises Ctrl-C between calls and during waits, never in the middle of a message.
 
 - With Python's own SIGINT handler in place, a KeyboardInterrupt that would be raised inside an
   `uninterrupted` function, or while the main thread holds a lock of this library, is raised a
   moment after that: no message is half sent, no answer is read and lost, no lock stays held.
 - Anywhere else, waiting included, it is raised at once.
-- A handler of the user's is left alone; one that raises may tear a call apart.
+- A handler of the user's is kept; one that raises may leave a call half done.
 
 Signal handlers run on the main thread, between two bytecodes, and get the interrupted frame. This
 one checks whether an uninterrupted function is on the stack, and if so has the signal sent again

@@ -1,1 +1,1 @@
-"""What users declare: the worker class, options, layout; and the values that they are given."""
+"""Declarations by users (worker class, options, layout), and the values that they get back."""

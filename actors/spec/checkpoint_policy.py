@@ -1,6 +1,6 @@
-"""When the ranks' state is taken and where it is kept; the events of checkpoints.
+"""`CheckpointPolicy`: when the ranks' state is taken and where it is kept; checkpoint events.
 
-A policy that exists makes sense.
+A policy is valid once it is built.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from phalanx.supervision import SpecError, check_count, check_kind, check_limit
 class CheckpointPolicy:
     """When an executor takes the state of its ranks, and where it keeps that.
 
-    What a worker's `checkpoint` returns is taken between calls, before the call that made it due is
+    The value of a worker's `checkpoint` is taken between calls, before the call that made it due is
     answered: with ``every_calls=1`` every answered call is in the state that a later incarnation
-    gets. Ranks under one_for_all or rest_for_one are taken together, at the same call, and given
-    back together; independent ones (one_for_one) each for itself.
+    gets. States of ranks under one_for_all or rest_for_one are taken together, at the same call,
+    and restored together; those of independent ones (one_for_one) separately.
 
     Attributes:
         every_calls: Take it with every so many calls. None: not by calls.
-        every_seconds: Take it so many seconds after the first call that no snapshot has in it.
+        every_seconds: Take it so many seconds after the first call that no snapshot contains.
             Nothing is taken while nothing is called. None: not by time.
-        where: The folder to keep it in, for this executor alone; made where it is missing, and
-            readable by nobody else. None keeps it in memory, until the executor ends.
-        keep: How many snapshots of each rank are kept, at least 1. The older ones serve where a
-            newer one is damaged, or cannot be restored.
+        where: The folder to keep it in, for this executor alone; created if it is missing, and
+            readable by no other user. None keeps it in memory, until the executor ends.
+        keep: The number of snapshots of each rank that are kept, at least 1. The older ones are
+            used if a newer one is damaged, or cannot be restored.
         resume: Whether a new executor begins with the newest good snapshot that it finds in
             *where*, if there is any.
 
@@ -62,10 +62,10 @@ class Checkpoint:
 
     Attributes:
         number: Later ones have higher ones.
-        ranks: Whose state it is.
+        ranks: The ranks of which it is the state.
         at: When it was complete, in seconds since 1970.
-        size_bytes: What all of it takes.
-        where: The folder it lies in; empty for memory.
+        size_bytes: Its total size.
+        where: The folder that holds it; empty for memory.
     """
 
     number: int
@@ -78,7 +78,7 @@ class Checkpoint:
 class CheckpointTaken(Event, event="checkpoint_taken", level="debug"):
     """The state of all the ranks that belong together is kept.
 
-    `Executor.subscribe` tells of each; the log of no more than one in a second.
+    `Executor.subscribe` delivers each; the log has no more than one in a second.
 
     Attributes:
         took: Seconds from the sending of the call with which it was due.

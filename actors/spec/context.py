@@ -1,6 +1,6 @@
-"""What a worker knows about itself and its group.
+"""`WorkerContext`: a worker's rank, device, epoch, process group, locks and log.
 
-Guarantees: everything in it belongs to this incarnation and this epoch.
+Guarantees: all its values belong to this incarnation and this epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WorkerContext:
-    """Who and where a worker is.
+    """Identity and environment of a worker.
 
     Attributes:
         group: The name of its rank group.
@@ -31,7 +31,7 @@ class WorkerContext:
         devices: The devices leased to it, as torch names them in this process.
         epoch: How often its group has been formed.
         incarnation: How often this rank has been started, 1 for the first.
-        rendezvous: Where this epoch's ranks meet; None where there is none.
+        rendezvous: The rendezvous of this epoch's ranks; None if there is none.
         log: A structlog logger; group, rank, incarnation and pid are on every line.
     """
 
@@ -99,11 +99,11 @@ class WorkerContext:
     ) -> SharedLock:
         """Return the lock *name*, which the workers of this group share.
 
-        ``with ctx.lock("cache", timeout=5.0) as died:`` enters once nobody else is inside; *died*
+        ``with ctx.lock("cache", timeout=5.0) as died:`` enters once the lock is free; *died*
         is None, or the `LockHolder` that was killed inside. It is not reentrant.
 
         Args:
-            name: Any text; whoever gives the same means the same lock.
+            name: Any text; equal names denote the same lock.
             timeout: Seconds that ``with`` waits before it raises `LockTimeout`; None waits without
                 limit.
             scope: ``"node"``: the workers of this machine alone share it. A group on several

@@ -1,6 +1,6 @@
-"""How the worker object of each rank is built: checked and pickled in the driver.
+"""Worker factory: the class and arguments of a worker object, checked and pickled in the driver.
 
-A `Factory` that exists can be called and has been pickled; nothing of the worker has run.
+A factory that has been made is pickled and can be called; no code of the worker has run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the ranks of a group are laid out.
+"""`Layout`: the parallel dimensions of the ranks of a group.
 
 The world size is the product of the named sizes, or nothing is built. Ranks count tensor first,
 then prefill context, then pipeline stage, as LLM engines number them.

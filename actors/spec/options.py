@@ -1,7 +1,7 @@
 """Options of an executor: each is declared once, in a frozen group, and checked when it is built.
 
-- A value that exists makes sense; an error names group, field, value and remedy.
-- Wherever a group is asked for, a mapping of its fields does as well: a table in TOML.
+- Every value is valid once built; an error names group, field, value and remedy.
+- A mapping of its fields, such as a table in TOML, is accepted in place of each group.
 """
 
 from __future__ import annotations
@@ -64,26 +64,26 @@ class RestartPolicy:
 
     Attributes:
         strategy: Which ranks are restarted with one that died. `ONE_FOR_ALL` for ranks that share a
-            process group; `ONE_FOR_ONE` for independent replicas. Its word will do.
-        intensity: Restarts allowed, in how many seconds; one more ends the group. A pair will do.
-        restart: Which exits of a rank are restarted. Any other exit ends the group.
-        backoff: Delay before restarts in a row; None for none.
-        decider: What an exception of a method means for the rank that raised it, by its type, name
-            or a predicate: *resume* (the default), *restart* the process, *stop* the group or
-            *escalate*; and what a rank's exits mean, in place of *restart*. The caller gets the
+            process group; `ONE_FOR_ONE` for independent replicas. Its name is accepted too.
+        intensity: Restarts allowed, and in how many seconds; one more ends the group. Or a pair.
+        restart: The exits of a rank after which it is restarted. Any other exit ends the group.
+        backoff: Delay before consecutive restarts; None for none.
+        decider: The reaction to an exception of a method, by its type, name or a
+            predicate: *resume* (the default), *restart* the process, *stop* the group or
+            *escalate*; and to a rank's exits, in place of *restart*. The caller gets the
             exception first. A rule's *child* is the rank, as text. None restarts a rank after CUDA
             errors that leave its process unusable, and resumes after all others, running out of
             memory included.
-        survivors: What happens to the other ranks of a process group, under `ONE_FOR_ALL`, when one
-            has died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
+        survivors: The other ranks of a process group, under `ONE_FOR_ALL`, when one has
+            died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
             and has the others leave the old process group and run `on_reform`. For gloo and NCCL.
         leave_within: Seconds in which a survivor has to end its call and leave the old process
             group; past that it is replaced as well. Groups are aborted after 0.25.
-        standby: How many spare processes are kept warm: everything is imported and `on_standby`
+        standby: The number of warm spare processes: everything is imported and `on_standby`
             has run. One takes the place of a rank that died at once; another follows it.
         report_dir: Where crash reports are also written as files: a folder, or a `ReportFolder`,
-            which also says how many are kept. None takes the runtime's, then that which the
-            variable ``PHALANX_REPORT_DIR`` names, and else writes none.
+            which also limits their number. None takes the runtime's, then that in the variable
+            ``PHALANX_REPORT_DIR``, and else writes none.
     """
 
     strategy: Strategy = Strategy.ONE_FOR_ALL
@@ -134,12 +134,12 @@ class Devices:
 
     Attributes:
         names: A `DevicePool` that several executors share; or the devices to choose from, by
-            index or UUID, where one may stand twice; or ``"cpu"``, ``"cuda"``; or None for the GPUs
-            that are visible, else CPU slots. Executors of one runtime that ask for the same devices
+            index or UUID, possibly repeated; or ``"cpu"``, ``"cuda"``; or None for the GPUs
+            that are visible, else CPU slots. Executors of one runtime that name the same devices
             share them.
-        per_rank: How many devices each rank gets; or which part of one, such as 0.25, and
+        per_rank: The number of devices of each rank; or a part of one, such as 0.25, and
             then that many ranks share it.
-        visibility: ``"one"``: a rank sees what is leased to it, and nothing else. ``"all"``: it
+        visibility: ``"one"``: a rank sees only the devices leased to it. ``"all"``: it
             sees all devices to choose from, each under the same name in every rank; its own are
             `WorkerContext.devices`.
         timeout: Seconds that a restart waits while there is no device for it: every one is
@@ -171,8 +171,8 @@ class StopPolicy:
         ask: Seconds to finish the calls it has been sent and run `on_stop`.
         terminate: Seconds from SIGTERM to SIGKILL.
         hurry: Seconds from SIGTERM to SIGKILL for a survivor of a broken group, which may be
-            stuck in a collective operation with a rank that is gone. 0 kills at once.
-        drain: Seconds that the calls made so far get, before any rank is asked to stop, when
+            stuck in a collective operation with a rank that has died. 0 kills at once.
+        drain: Seconds that the calls made so far get, before any rank gets a stop request, when
             SIGTERM ends the program. ``docker stop`` allows 10 seconds for all of it.
     """
 
@@ -188,16 +188,16 @@ class StopPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long things may take, and how many calls may be under way.
+    """Time limits, and the number of calls in flight.
 
     Attributes:
         start: Seconds from a rank's start to READY.
-        hang: Seconds a call may run on a rank before that rank is taken for hung: its stacks are
+        hang: Seconds a call may run on a rank before that rank counts as hung: its stacks are
             captured, and it is killed. None sets no limit but those that methods declare.
         stopped: Seconds a rank that owes an answer, starts, or joins another epoch may be
             stopped (SIGSTOP); None for no limit.
-        stop: How ranks are stopped.
-        queue_depth: Calls that one rank may have been sent and not answered.
+        stop: The stages of a stop.
+        queue_depth: The most calls that one rank has been sent and has not answered.
     """
 
     start: float = 300.0
@@ -219,21 +219,21 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How worker processes are started, and with what.
+    """Start method and environment of worker processes.
 
     Attributes:
         method: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
-        preload: Modules that the zygote imports once for all workers; by default torch, where it is
-            installed. What is missing each rank
-            imports again at each start: a first ``torch.optim`` optimizer imports ``torch._dynamo``
+        preload: Modules that the zygote imports once for all workers; by default torch, if it is
+            installed. Each rank imports other modules at each
+            start: a first ``torch.optim`` optimizer imports ``torch._dynamo``
             (over a second), so give ``("torch", "torch._dynamo")`` and your own modules to train.
         env: Environment variables of every worker, over the driver's at the moment of the start.
             If neither sets ``OMP_NUM_THREADS`` each rank gets its share of the processors that
             the driver may use.
         rank_env: Further ones for each rank: one mapping per rank, or empty.
         rank_kwargs: Further keyword arguments of the worker's constructor, for each rank, likewise.
-        transport: How messages reach the ranks: ``"local"`` by sockets and memory that this
+        transport: The transport to the ranks: ``"local"`` by sockets and memory that this
             machine's processes share, ``"zmq"`` or a `Zmq` by ZeroMQ with keys made per group, as
             for ranks that share neither.
         stdio: ``"collect"``: stdout and stderr of the workers are read, shown with the rank and
@@ -325,11 +325,11 @@ def group_of(
     """Return the options of *kind* that *given* stands for, with the fields *over* put over it.
 
     Args:
-        name: What errors call it.
+        name: Its name in errors.
         given: None for the defaults, a *kind*, a mapping of its fields, or the value of *short*.
         over: Values of fields.
         short: The field that a value of any other type is for; empty for none.
-        written: What errors call fields of *over*, where that is not the group and the field.
+        written: Names in errors of fields of *over*, if other than the group and the field.
     """
     known = {each.name for each in fields(cast("Any", kind))}
     values: dict[str, Any] = {}
@@ -421,10 +421,10 @@ _names = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec:
-    """What an executor is to be, checked and complete; the fields are `Executor`'s.
+    """The options of an executor, checked and complete; the fields are `Executor`'s.
 
     Attributes:
-        is_plain: No layout was asked for, so that places in it are not shown.
+        is_plain: No layout was given, so that places in it are not shown.
         factory: The pickled worker class and its arguments.
         keywords: The pickled keyword arguments of each rank; one for all if they are the same.
         pickled_decider: That of *policy*; empty for none.
@@ -446,12 +446,12 @@ class ExecutorSpec:
 
     @property
     def world_size(self) -> int:
-        """How many ranks it begins with."""
+        """The initial number of ranks."""
         return self.layout.world_size
 
     @property
     def transport(self) -> Zmq | None:
-        """How ranks are reached that share no memory with the driver; None where they do."""
+        """The transport to ranks that share no memory with the driver; None if they do."""
         return check_transport(self.launch.transport)
 
     @property
@@ -479,7 +479,7 @@ def spec_of(
     checkpoint: object = None,
     cluster: object = None,
 ) -> ExecutorSpec:
-    """Return the spec of what was asked for; the arguments are `Executor`'s.
+    """Return the checked spec; the arguments are `Executor`'s.
 
     Raises:
         SpecError, NotPicklable: naming the argument and its value.
@@ -543,19 +543,19 @@ def spec_of(
 def _check_cluster(
     cluster: object, policy: RestartPolicy, devices: Devices, launch: Launch
 ) -> None:
-    """Raise a `SpecError` for what ranks on a cluster cannot be given yet."""
+    """Raise a `SpecError` for options that ranks on a cluster do not support yet."""
     check_kind("cluster", cluster, ClusterOptions)
     if launch.method == "inline":
         raise SpecError("launch.method", launch.method, "an inline rank is in the driver")
     if launch.transport != "local":
-        remedy = "leave it out: cluster= says where the driver listens"
+        remedy = "leave it out: cluster= sets the address of the driver"
         raise SpecError("launch.transport", launch.transport, remedy)
     if launch.stdio == "inherit":
         raise SpecError("launch.stdio", launch.stdio, "ranks on a cluster have no terminal")
     if policy.standby:
         raise SpecError("policy.standby", policy.standby, "give cluster.spare_nodes")
     if devices.names not in (None, "cpu", "cuda"):
-        remedy = "give 'cpu' or 'cuda': each node leases what it sees"
+        remedy = "give 'cpu' or 'cuda': each node leases its own devices"
         raise SpecError("devices.names", devices.names, remedy)
     if devices.visibility != "one":
         raise SpecError("devices.visibility", devices.visibility, "a rank on a node sees its own")
@@ -601,7 +601,7 @@ def layout_for(
         raise SpecError(
             "world_size",
             world_size,
-            f"what is kept is the state of {now.world_size} ranks; "
+            f"the snapshots hold the state of {now.world_size} ranks; "
             f"give {spec.worker.__name__} a method reshard(states)",
         )
     return layout

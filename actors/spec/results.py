@@ -1,6 +1,6 @@
 """Values that an executor reports: its status, events of its workers, outcomes of calls.
 
-Each is replaced as a whole whenever anything changes; none of them refers to what it describes.
+Each is replaced as a whole at every change; none of them refers to the objects it describes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Outcome:
     """One rank's part of a `gather`.
 
     Attributes:
-        value: What the rank returned; None unless `ok`.
-        error: What it raised, or `WorkerDied`, or `CallTimeout`; None where `ok`.
+        value: The rank's return value; None unless `ok`.
+        error: Its exception, or `WorkerDied`, or `CallTimeout`; None if `ok`.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A worker's own event, as `Executor.subscribe` hands it on.
+    """A worker's own event, which `Executor.subscribe` delivers.
 
     Attributes:
         at: When the driver read it, in seconds on the monotonic clock.
@@ -73,15 +73,15 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """An executor and its group at one moment; replaced as a whole whenever anything changes.
+    """An executor and its group at one moment; replaced as a whole at every change.
 
     Attributes:
-        layout: How its ranks are laid out; after a resize has begun, those that there will be.
-        phase: What it is doing: ``starting``, ``serving``, ``mending``, ``waiting`` (for the
+        layout: The layout of its ranks; after a resize has begun, the new one.
+        phase: ``starting``, ``serving``, ``mending``, ``waiting`` (for the
             back-off), ``closing`` or ``ended``.
         restarts: Deaths that led to a restart, in all.
         window: Those that count against the intensity; None if there are none.
-        planned: Planned restarts and resizes; they count as no failure.
+        planned: Planned restarts and resizes; they do not count as failures.
         standby: Spares that are warm.
         reports: The crash reports of the latest deaths of ranks, 256 at most, oldest first.
             Those of spares come as events and files alone.
@@ -90,7 +90,7 @@ class Status:
         nodes: The machines of its cluster; empty if its ranks are on this one.
         in_flight: Calls sent and not settled.
         waiting: Calls accepted that are queued.
-        dropped_replies: Replies that came too late, and packets that were no messages.
+        dropped_replies: Late replies, and malformed packets.
     """
 
     name: str
@@ -117,10 +117,10 @@ class Status:
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return self.layout.world_size
 
     @property
     def restarts_in_window(self) -> int:
-        """How many restarts count against the intensity just now."""
+        """The number of restarts that now count against the intensity."""
         return 0 if self.window is None else self.window.count(time.monotonic())

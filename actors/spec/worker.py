@@ -1,7 +1,7 @@
-"""`WorkerActor`: what users subclass, and how they say how its methods are to be called.
+"""`WorkerActor`: the base class of workers, and `method`, which declares options of its methods.
 
 Guarantees: every public method (no leading underscore, not a hook) can be called through the
-executor, and nothing else can; what is declared about a method is read once, from the class, in
+executor, and no other; the declaration of a method is read once, from the class, in
 the driver.
 """
 
@@ -61,14 +61,14 @@ class _Unset:
 
 
 class WorkerActor:
-    """Subclass it; one instance lives in each worker process, and its public methods are calls.
+    """Base class of workers; one instance in each worker process, whose public methods are calls.
 
     The constructor runs in the worker, with the arguments given to the executor; then `ctx` is
     set and `on_start` runs. One call at a time is served, on the process's main thread.
     """
 
     ctx: WorkerContext = cast("Any", _Unset())
-    """Who and where this worker is; set before `on_start`."""
+    """Identity and environment of this worker; set before `on_start`."""
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Run once per incarnation, before any call; an exception fails the start."""
@@ -76,14 +76,14 @@ class WorkerActor:
     def on_standby(self) -> None:
         """Run in a spare process, once, before it has a rank: load what every rank needs.
 
-        There is no `ctx` yet, and no device: only the memory of the host. Where a class has this
-        hook a spare builds its object before it, so its ranks cannot have arguments of their own.
+        There is no `ctx` yet, and no device: only the memory of the host. If a class has this
+        hook a spare builds its object before it, so all of its ranks must have the same arguments.
         """
 
     def on_reform(self, ctx: WorkerContext) -> None:
         """Run on a rank that is kept when another has died: join the epoch in *ctx*.
 
-        The old process group has been left for you; call ``ctx.init_process_group`` as `on_start`
+        phalanx has left the old process group; call ``ctx.init_process_group`` as `on_start`
         did, and keep the rest. An exception ends this rank, and a new one takes its place. Needed
         for ``survivors="keep"``.
         """
@@ -91,14 +91,14 @@ class WorkerActor:
     def checkpoint(self) -> Any:
         """Return this worker's state: anything that can be pickled, tensors included.
 
-        Run between calls, when the executor's `CheckpointPolicy` says so, on every rank at the same
-        call where ranks are formed together: they may meet in here. It is stored before that call
-        is answered. An exception is reported and costs this snapshot only.
+        Run between calls, when the executor's `CheckpointPolicy` says so; if ranks are formed
+        together, on all at the same call: collective operations are allowed. It is stored before
+        that call is answered. An exception is reported and costs this snapshot only.
         """
         raise NotImplementedError
 
     def restore(self, state: Any) -> None:
-        """Go on from *state*, which `checkpoint` returned in an earlier incarnation of this rank.
+        """Continue from *state*, which `checkpoint` returned in an earlier incarnation.
 
         Run after `on_start`, as a part of the start: an exception fails that, and the next
         incarnation is given an older state, if there is one.
@@ -106,9 +106,9 @@ class WorkerActor:
         raise NotImplementedError
 
     def reshard(self, states: Sequence[Any]) -> None:
-        """Go on from *states*, one for each of the ranks there were before, in place of `restore`.
+        """Continue from *states*, one for each of the former ranks, in place of `restore`.
 
-        Run where the group has been given another number of ranks; for those formed together.
+        Run after a change of the number of ranks; for those formed together.
         """
         raise NotImplementedError
 
@@ -121,12 +121,12 @@ class WorkerActor:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What is declared about a method.
+    """The declaration of a method.
 
     Attributes:
         idempotent: May run twice; makes ``retries=1`` its default.
         reply: The value that `Executor.proxy` returns; None for the default.
-        hang_after: Seconds it may run on a rank before that rank is taken for hung; None takes
+        hang_after: Seconds it may run on a rank before that rank counts as hung; None takes
             the executor's, infinity sets no limit.
     """
 
@@ -160,7 +160,7 @@ def method(
     Args:
         target: The method, if the decorator stands without arguments.
         idempotent: It may run twice: a death sends the call again by default (``retries=1``).
-        hang_after: Seconds it may run on a rank before that rank is taken for hung, in place of
+        hang_after: Seconds it may run on a rank before that rank counts as hung, in place of
             the executor's; ``math.inf`` sets no limit.
         reply: The value that `Executor.proxy` returns: ``"output"``, or None, that of the layout's
             output rank, ``"driver"`` the list of the driver ranks' values, ``"every"`` the list of

@@ -324,7 +324,7 @@ class WorkerHost:
             _run_hook("on_reform", self._actor.on_reform, context)
         finally:
             self.end_copy()
-            free_groups(left)  # after the hook has let go what referred to them
+            free_groups(left)  # after the hook has dropped its references to them
 
     def stop(self, reason: ExitReason) -> None:
         """Run `on_stop`, then leave the process group."""

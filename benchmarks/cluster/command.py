@@ -56,7 +56,7 @@ _GOING = 10.0  # seconds for processes that are on their way out at the end
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
-    parser.add_argument("--rounds", type=count, default=30, help="30 unless told; fewer if slow")
+    parser.add_argument("--rounds", type=count, default=30, help="default 30; fewer if slow")
     parser.add_argument(
         "--cuts", type=count, default=100, help="short ones; twice as many for ever"
     )

@@ -1,6 +1,6 @@
-"""`Site`: a group whose ranks live on nodes, what is done to those, and how long things take then.
+"""`Site`: a group with ranks on nodes, faults of the nodes, and the time that recoveries take.
 
-Moments are those at which the driver hears of something, on the monotonic clock.
+Times are those at which the driver gets an event, on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Site:
         self.heal()
         self.group.close()
 
-    # --- who is there ---------------------------------------------------------------------
+    # --- nodes ----------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Return when every rank serves, and every node is up, spares included.
@@ -221,7 +221,7 @@ class Site:
         """Return when the first event of *kinds* after the first *since* was heard."""
         with self._news:
             if not self._news.wait_for(lambda: self.events_since(kinds, since), LONG):
-                raise TimeoutError(f"of {kinds} nothing was told")
+                raise TimeoutError(f"none of the events {kinds} came")
         return self.events_since(kinds, since)[0][1]
 
     def events_since(self, kinds: type | tuple[type, ...], since: int) -> list[tuple[Any, float]]:

@@ -20,7 +20,7 @@ class Memcpy(Contestant):
 
     def payload(self, form: str, size: int) -> Any:
         del form
-        # Written once: a page that nobody has touched costs a fault and not a copy.
+        # Written once: an untouched page costs a fault and not a copy.
         self._target = ctypes.create_string_buffer(b"\1" * size, size)
         return ctypes.create_string_buffer(b"\1" * size, size)
 

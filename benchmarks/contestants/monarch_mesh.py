@@ -26,7 +26,7 @@ class Echo(monarch.Actor):  # type: ignore[misc]  # its package is elsewhere
 
 
 def _let_be(failure: Any) -> None:
-    """Leave a fault to whoever called, in place of ending the whole program."""
+    """Leave a fault to the caller, in place of ending the whole program."""
     print(failure.report(), file=sys.stderr)
 
 

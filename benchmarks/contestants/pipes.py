@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def serve(pipe: Connection) -> None:
-    """Answer calls until told to stop."""
+    """Answer calls until the message to stop."""
     echo = Echo()
     while (message := pipe.recv()) != "stop":
         method, args = message

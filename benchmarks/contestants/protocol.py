@@ -120,7 +120,7 @@ class Contestant:
         return []
 
     def driver(self) -> int:
-        """Return the process without which the others make no sense."""
+        """Return the process that the others depend on."""
         return os.getpid()
 
     def payload(self, form: str, size: int) -> Any:
@@ -165,7 +165,7 @@ class Contestant:
     def slow(self, seconds: float, notes: str) -> list[str]:
         """Call every worker's ``slow``; return for each what its caller got.
 
-        Raises what a caller gets who asked all of them at once.
+        Raises the exception that a call to all of them raises.
         """
         return [str(answer) for answer in self.call("slow", seconds, notes)]
 
@@ -216,7 +216,7 @@ class Echo:
 
 
 def note(path: str, what: str) -> None:
-    """Append one line in one write: whole, whoever else writes."""
+    """Append one line in one write: whole, also if other processes write."""
     with open(path, "ab", buffering=0) as file:  # noqa: PTH123  # one write is the point
         file.write(f"{what} {os.getpid()} {time.monotonic():.6f}\n".encode())
 

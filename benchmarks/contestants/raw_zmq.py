@@ -20,7 +20,7 @@ _LONG = 30_000  # milliseconds until a worker that does not answer is a mistake
 
 
 def serve(address: str, name: bytes) -> None:
-    """Answer calls until told to stop."""
+    """Answer calls until the message to stop."""
     echo = Echo()
     with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
         sock.setsockopt(zmq.IDENTITY, name)

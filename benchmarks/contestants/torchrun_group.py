@@ -46,7 +46,7 @@ class TorchrunGroup(Contestant):
         return [self._steps()[rank][0] for rank in range(self._ranks)]
 
     def slow(self, seconds: float, notes: str) -> list[str]:
-        """Return when the ranks are others: whoever was in the step has lost it."""
+        """Return when the ranks were replaced: the step of the old ones is lost."""
         del notes, seconds
         before = self.pids()
         while self.pids() == before and self._agent.poll() is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _QUEUE = "vllm.distributed.device_communicators.shm_broadcast"
-_CHUNK = 16 << 20  # bytes: what the executor takes unless told otherwise
+_CHUNK = 16 << 20  # bytes: the executor's default
 _LONG = 60.0  # seconds until a worker that does not answer is a mistake
 _AHEAD = 8  # calls: the queue has ten places, and a full one makes the writer spin
 
@@ -42,7 +42,7 @@ def queue_class() -> Any:
 
 
 def serve(handle: Any, rank: int, pipe: Connection, *, is_direct: bool) -> None:
-    """Answer calls until told to stop."""
+    """Answer calls until the message to stop."""
     queue = queue_class()
     echo = Echo()
     calls = queue.create_from_handle(handle, rank)

@@ -169,15 +169,15 @@ class Holder:
         self._text = ""
 
     def line(self, limit: float = _START) -> str:
-        """Return the next line that it tells; empty if it has ended.
+        """Return the next line that it writes; empty if it has ended.
 
         Raises:
-            TimeoutError: It told none within *limit* seconds.
+            TimeoutError: It wrote none within *limit* seconds.
         """
         until = time.monotonic() + limit
         while "\n" not in self._text:
             if not select.select([self._reader], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError(f"the holder {self.pid} has told nothing in {limit:g} s")
+                raise TimeoutError(f"the holder {self.pid} has written nothing in {limit:g} s")
             data = os.read(self._reader, 1 << 16)
             if not data:
                 return ""

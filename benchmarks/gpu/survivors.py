@@ -44,7 +44,7 @@ class Meeting(WorkerActor):
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Make the weights and meet the others."""
-        # Others in each process: what was kept can be told from what was made again.
+        # Different in each process: this distinguishes kept weights from new ones.
         self.weights = allocate(ctx.device, self._size)
         self.weights.fill_(os.getpid() % 251)
         self.on_reform(ctx)

@@ -1,6 +1,6 @@
 """Arguments that several measurements take, and where their figures go.
 
-Guarantees: what cannot be written is a mistake that is told before anything is measured.
+Guarantees: an output that cannot be written is reported before anything is measured.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """Return what somebody needs to know who compares figures."""
+    """Return the properties of this machine that matter for a comparison of figures."""
     return {
         "cpu": _processor(),
         "cpus": len(os.sched_getaffinity(0)),

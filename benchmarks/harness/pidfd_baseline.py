@@ -17,7 +17,7 @@ from typing import Self
 
 
 class Bare:
-    """The process that forks, and is told to by a line."""
+    """The process that forks, on a line of input."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

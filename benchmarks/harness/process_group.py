@@ -1,10 +1,10 @@
 """`Family`: every process of one contestant, its time, its memory, and its end.
 
-Guarantees: what a contestant starts is found, also when it left its parent or its session: we are
-subreaper, and its environment holds a mark. `end` leaves none of them.
+Guarantees: each process of a contestant is found, also when it left its parent or its session: this
+process is a subreaper, and its environment holds a mark. `end` leaves none of them.
 
-Left to others: a process that has overwritten its environment and was born of one that nobody saw.
-What is read of a process that is just ending may be missing.
+Not found: a process that has overwritten its environment and whose parent was never seen.
+Values of a process that is just ending may be missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def adopt_orphans() -> None:
 
 
 class Family:
-    """The descendants of *root*, and whoever carries *mark*.
+    """The descendants of *root*, and the processes that carry *mark*.
 
     Attributes:
         root: The contestant's own process.
@@ -97,7 +97,7 @@ class Family:
         while (left := self.pids()) and time.monotonic() < deadline:
             self.signal(signal.SIGKILL)
             collect(left)
-            time.sleep(0.01)  # of processes that are not our children nobody sends word
+            time.sleep(0.01)  # there is no exit event for processes that are not children
         collect(pid for pid, _ in self._known)  # those that have ended since
         return left
 

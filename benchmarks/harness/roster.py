@@ -1,6 +1,6 @@
-"""Who is measured by ``bench rpc``, and whether it is here.
+"""Contestants of ``python -m benchmarks rpc``, and whether they are installed.
 
-Guarantees: everybody who could take part has an entry; who is absent is named, with what to do.
+Guarantees: every contestant has an entry; an absent one is named, with the remedy.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ def choose(
     environments: Environments,
     more: Sequence[str] = (),
 ) -> tuple[list[Present], dict[str, str]]:
-    """Return who takes part, and why others do not.
+    """Return the contestants, and for each absent one the reason.
 
     Args:
-        only: Who may; None lets everybody who need not be asked for.
-        peers: Who of those with environments of their own: names, ``all`` or ``none``.
+        only: Names to choose from; None for all that are measured by default.
+        peers: Those with separate environments: names, ``all`` or ``none``.
         environments: Where those are.
-        more: Who is asked for.
+        more: Additional names.
 
     Raises:
-        SpecError: A name is nobody's.
+        SpecError: A name is unknown.
     """
     _check_names("only", only or (), [entry.name for entry in ENTRIES])
     foreign = [entry.name for entry in ENTRIES if entry.environment is not None]

@@ -1,4 +1,4 @@
-"""`Driven`: one contestant in a process of its own, told line by line what to do.
+"""`Driven`: one contestant in a separate process, which takes orders line by line.
 
 Guarantees: no order waits for ever; a contestant that breaks is an error that names it and holds
 its last words, and none of its processes outlives `end`, or the death of the driver.
@@ -142,7 +142,7 @@ class Driven:
             self.family.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have them go on, the workers before who might miss them."""
+        """Continue them, the workers before the processes that watch them."""
         if self._is_paused:
             self._is_paused = False
             for pid in reversed(self.family.pids()):
@@ -167,7 +167,7 @@ class Driven:
         if self._process.stdout is not None:
             self._process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._watch.communicate(timeout=seconds)  # it has nobody left to kill
+            self._watch.communicate(timeout=seconds)  # it has no process left to kill
         self._watch.kill()
         self._watch.wait()
         return left

@@ -161,6 +161,6 @@ def environment_of(python: str, paths: Sequence[str], more: Mapping[str, str]) -
     # What lies on our path is none of another environment's business.
     kept = [*paths, *(each for each in ours if each and python == sys.executable)]
     found["PYTHONPATH"] = os.pathsep.join(kept)
-    # Several ranks, each with a thread per core, would measure who gets the cores.
+    # Several ranks, each with a thread per core, would measure the scheduling of cores.
     found.setdefault("OMP_NUM_THREADS", "1")
     return found

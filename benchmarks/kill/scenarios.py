@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .systems import System
 
 _NUMBERS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
-_SHORT = 110  # characters of what a caller is told
+_SHORT = 110  # characters of a caller's error
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _try(fate: Fate, python: str, plan: Plan) -> None:
 
 
 def _brief(outcome: Outcome) -> str:
-    """Return *outcome* as one line, for who watches the run."""
+    """Return *outcome* as one line of progress."""
     times = {"known": outcome.knows, "works": outcome.works, "gone": outcome.gone}
     told = [f"{what} after {seconds(took)}" for what, took in times.items() if took is not None]
     return ", ".join(told or ["no answer"]) + f"; {alike([outcome.got, *outcome.errors])}"
@@ -175,7 +175,7 @@ def text(fates: Sequence[Fate], machine: dict[str, Any], plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What a scenario is told in: its columns behind the system, and what stands in them."""
+    """The table of a scenario: its columns after the system, and their cells."""
 
     columns: tuple[str, ...]
     row: Callable[[Fate], tuple[str, ...]]

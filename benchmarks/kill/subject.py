@@ -1,9 +1,9 @@
-"""`Victim`: one system, opened, of which something is killed; and what became of it.
+"""`Victim`: one system, opened, of which a process is killed; and the outcome.
 
-Guarantees: moments are taken on the clock that all processes of a machine share; nothing waits
-longer than its patience, and a caller who has heard nothing by then is said to have heard nothing.
+Guarantees: times are taken on the clock that all processes of a machine share; nothing waits
+longer than its patience, after which a caller without an answer is recorded as such.
 
-Left to others: which systems, how often (`kill`, `recovery_peers`).
+Elsewhere: the choice of systems and the number of kills (`kill`, `recovery_peers`).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Victim:
         os.kill(self._driver, signal.SIGKILL)
         outcome = Outcome()
         while (left := self._others()) and time.monotonic() < struck + _GONE:
-            time.sleep(0.01)  # not our children: nobody sends word of their end
+            time.sleep(0.01)  # not our children: there is no event for their exit
         outcome.gone = None if left else time.monotonic() - struck
         outcome.got = f"{others} other processes"
         outcome.left = self._what_is_left([command(pid) for pid in left])
@@ -255,7 +255,7 @@ class Victim:
         return left
 
     def _others(self) -> list[int]:
-        """Return its processes but for the driver, and for who drives that for us."""
+        """Return its processes except the driver and the process that drives it."""
         ours = (self._driver, self._driven.pid)
         return [pid for pid in self._driven.family.pids() if pid not in ours]
 

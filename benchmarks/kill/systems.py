@@ -22,7 +22,7 @@ class System:
     Attributes:
         name: As in tables and on the command line.
         module: The contestant that drives it.
-        variant: What that is told.
+        variant: The argument of that.
         setting: The variant in words of that system.
         environment: The peer whose environment it needs; None runs in ours.
         restarts: Whether it starts anew what has died.

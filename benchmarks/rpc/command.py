@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=several(size), metavar="0,64K,8M", help="of the argument")
     parser.add_argument("--forms", type=several(_form), metavar=",".join(FORMS), help="of it")
     parser.add_argument("--back", action="store_true", default=None, help="as a value as well")
-    parser.add_argument("--rounds", type=count, help=f"{whole.rounds} unless told otherwise")
+    parser.add_argument("--rounds", type=count, help=f"{whole.rounds} by default")
     parser.add_argument("--seconds", type=span, help="of one turn; a slow call takes longer")
     parser.add_argument("--rest", type=span, help="seconds to watch at rest; 0 for not at all")
     parser.add_argument("--growth", action="store_true", default=None, help="with 64 ranks as well")
     parser.add_argument("--no-growth", dest="growth", action="store_false", default=None)
-    parser.add_argument("--only", type=several(str), metavar=names, help="who takes part")
+    parser.add_argument("--only", type=several(str), metavar=names, help="the contestants")
     parser.add_argument(
         "--transports", action="store_true", help=f"{' and '.join(TRANSPORTS)} take part as well"
     )
@@ -66,14 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=["all"],
         default=["all"],
         metavar="all|none|NAMES",
-        help="which of those in environments of their own; all that are installed unless told",
+        help="those in separate environments; by default all that are installed",
     )
     add_peer_env(parser)
     add_json(parser)
     parser.add_argument(
         "--plot",
         metavar="FILE.png",
-        help=f"where to draw a picture; {_PICTURE} unless told, where matplotlib is installed",
+        help=f"where to draw a picture; by default {_PICTURE}, if matplotlib is installed",
     )
     parser.add_argument("--no-plot", action="store_true", help="draw none")
 

@@ -2,7 +2,7 @@
 
 Guarantees: the steps of a call follow each other without a gap, so that they add up to the call.
 
-The steps are told apart by the moments at which driver and workers enter and leave a few functions;
+The steps are separated by the times at which driver and workers enter and leave a few functions;
 the clock is the same in all processes of a machine. With several ranks those of the rank count that
 answers last. Noting the moments adds some two microseconds to a call.
 """

@@ -4,7 +4,7 @@ Guarantees: in every round each contestant has its turn, in an order that change
 round, so that drift of the machine falls on all alike; while one has its turn the processes of all
 others are stopped. A contestant that breaks leaves the run with the reason; the others go on.
 
-Left to others: who takes part (`roster`), what the figures say (`targets`), how they look
+Elsewhere: the contestants (`roster`), the targets (`targets`), the output
 (`rpc_table`, `plot`).
 """
 
@@ -114,7 +114,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """One contestant when nobody calls it.
+    """One contestant without calls.
 
     Attributes:
         driver_share: Of one processor, that the calling process uses.
@@ -147,7 +147,7 @@ class Found:
     broken: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
 
     def names(self) -> list[str]:
-        """Return who was measured, in the order in which they are shown."""
+        """Return the contestants that were measured, in the order in which they are shown."""
         return list(self.versions)
 
     def series(
@@ -162,8 +162,8 @@ class RpcRun:
     """One run.
 
     Args:
-        present: Who takes part.
-        absent: Who does not, and why.
+        present: The contestants.
+        absent: Those that are missing, and the reasons.
         plan: What is measured.
     """
 
@@ -231,7 +231,7 @@ class RpcRun:
             self.found.pipelined[ranks, each.name].append(times / took * 1e9)
 
     def _rest(self, ranks: int, all_open: dict[str, Driven]) -> None:
-        """Watch all at once: the time a process uses is its own, whoever else runs."""
+        """Watch all at once: the time that a process uses does not depend on the others."""
         _progress(f"{ranks_in_words(ranks)}, at rest for {self._plan.rest:g} s")
         for each in all_open.values():
             each.resume()
@@ -269,7 +269,7 @@ class RpcRun:
                                 percentile(took["ns"], 50) / 1e9
                             )
 
-    # --- who is there -------------------------------------------------------------------
+    # --- contestants --------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _opened(self, ranks: int, present: Sequence[Present]) -> Generator[dict[str, Driven]]:

@@ -69,7 +69,7 @@ class ServedEngine:
         return answers
 
     def told(self) -> dict[str, str]:
-        """Return what the server tells of its workers: metrics, and ``health``."""
+        """Return the server's report on its workers: metrics, and ``health``."""
         url = f"http://127.0.0.1:{self._port}"
         with urllib.request.urlopen(f"{url}/metrics", timeout=_END) as answer:  # noqa: S310
             lines: list[str] = answer.read().decode().splitlines()

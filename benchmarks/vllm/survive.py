@@ -159,7 +159,7 @@ def _table(result: Mapping[str, Any]) -> str:
         f"tokens/s without kills       {statistics.median(result['speeds']):.0f}"
         if result["speeds"]
         else "",
-        # An engine that ends still tells of tokens that it had, and recovers from nothing.
+        # An engine that ends still reports tokens that it had, and recovers from nothing.
         *_recoveries([each for each in rounds if each["kills"] and not each["lost"]]),
     ]
     return "\n".join(line for line in lines if line)

@@ -1,1 +1,1 @@
-"""Whether a history is allowed: the invariants and their violations."""
+"""The check of a history: invariants and violations."""

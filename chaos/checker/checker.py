@@ -1,4 +1,4 @@
-"""The checker: applies every invariant to a history, and nothing else."""
+"""The checker: applies every invariant to a history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from phalanx.chaos.history.history import History
 
 Findings: TypeAlias = "Iterator[tuple[str, Iterable[Event]]]"
-"""What a rule yields: a message, and the events that show it."""
+"""The results of a rule: messages, each with the events that show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Violation:
 
     Attributes:
         invariant: Its name, a key of `INVARIANTS`.
-        message: What went wrong, in one sentence.
+        message: The violation, in one sentence.
         events: The fewest that show it, by time.
         seed: Of the schedule; None if the schedule was given.
     """

@@ -1,7 +1,7 @@
-"""Invariants of delivery: no message is lost, and calls that a death took are sent again.
+"""Invariants of delivery: no message is lost, and calls interrupted by a death are sent again.
 
-Nothing is concluded from how long something took. A rank takes calls and sends replies in the order
-in which they were sent, so what arrives shows what must have arrived before it.
+Durations are not evidence. A rank takes calls and sends replies in the order
+in which they were sent, so each arrival shows which messages must have arrived before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WITHDRAWN = ("timeout", "cancelled")  # outcomes of calls that a worker may pas
 _BEFORE = 5.0  # seconds between a death and the issue of a call that fails with it
 _AFTER = 10.0  # seconds between the end of a call that failed and the event of its death
 _SENT_AGAIN = ("restart", "replace")  # how decisions begin after which calls are sent again
-_REPORT_LAG = 1.0  # seconds until the driver knows of an exception that a worker has recorded
+_REPORT_LAG = 1.0  # seconds until an exception that a worker has recorded reaches the driver
 
 
 def nothing_lost(history: History) -> Findings:

@@ -1,1 +1,1 @@
-"""What happened in a run: events, the files they are written to, and their index."""
+"""The history of a run: events, the files they are written to, and their index."""

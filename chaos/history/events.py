@@ -2,7 +2,7 @@
 
 Three parties write events, and the writer is part of the evidence: the runner (its drivers, the
 injected faults, leaks), the probe in the driver (groups and calls as the driver sees them), and the
-probe in each worker (what really ran). `event_of` returns what `Event.to_json` made of an event.
+probe in each worker (calls that ran). `event_of` is the inverse of `Event.to_json`.
 """
 
 from __future__ import annotations

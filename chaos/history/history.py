@@ -31,7 +31,7 @@ class CallHistory:
 
 @dataclass(frozen=True)
 class History:
-    """What happened in one run.
+    """The events of one run.
 
     Attributes:
         events: By time.
@@ -99,7 +99,7 @@ class History:
 
     @cached_property
     def sendings(self) -> dict[Worker, tuple[ev.CallSent, ...]]:
-        """What was sent to each worker, in that order."""
+        """The sendings to each worker, in order."""
         found: dict[Worker, list[ev.CallSent]] = defaultdict(list)
         for sent in sorted(self.every(ev.CallSent), key=lambda each: each.wire):
             for who in sent.ranks:

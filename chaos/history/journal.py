@@ -1,8 +1,8 @@
 """Journals: append-only files of events, one for each writer, that outlive their writers.
 
 Guarantees: an event is in the file when `Journal.write` returns, even if its writer is killed in
-the next instant. A line that was cut short by a kill or a full disk is the last of its file and is
-ignored. Writing raises nothing, since a journal stands within what it observes: see `problem`.
+the next instant. A line that was truncated by a kill or a full disk is the last of its file and is
+ignored. Writing raises nothing, since a journal is used inside the code it observes: see `problem`.
 """
 
 from __future__ import annotations

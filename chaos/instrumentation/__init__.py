@@ -1,1 +1,1 @@
-"""What is observed of a run: probes in the driver and in its workers, and leak detection."""
+"""Observation of a run: probes in the driver and in its workers, and leak detection."""

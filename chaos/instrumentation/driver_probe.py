@@ -1,7 +1,7 @@
-"""The probe in the driver: records what groups and calls do, and passes injection points on.
+"""The probe in the driver: records events of groups and calls, and passes injection points on.
 
 Guarantees: every executor that is built while the probe is installed is observed from its first
-moment; events are written in the order in which its group did what they say.
+moment; events are written in the order in which they happened in its group.
 """
 
 from __future__ import annotations

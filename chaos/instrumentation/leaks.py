@@ -23,7 +23,7 @@ _SETTLE_TIMEOUT = 10.0  # seconds for what is about to disappear
 
 
 class RunLeaks:
-    """What the run in *folder* leaves behind; *own*: whether this process is its driver."""
+    """The leaks of the run in *folder*; *own*: whether this process is its driver."""
 
     def __init__(self, folder: Path, *, own: bool = True) -> None:
         self._folder = folder

@@ -1,9 +1,8 @@
-"""The probe in a worker: records what really runs, and injects faults into its worker.
+"""The probe in a worker: records the calls that run, and injects faults into its worker.
 
 Guarantees: the begin of a call is in the journal before its first line runs, and its end before the
-reply leaves, whatever becomes of the worker; a fault, before it is injected. A reply says which
-call, rank, incarnation and sending it belongs to, so that the driver's book-keeping is not its own
-witness.
+reply leaves, even if the worker dies; a fault, before it is injected. A reply carries its
+call, rank, incarnation and sending, so that the check does not rely on the driver's own records.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _BEAT = 0.01  # seconds
 
 @dataclass(frozen=True, slots=True)
 class InstrumentedCall:
-    """What travels in place of a call's method.
+    """The value that is sent in place of a call's method.
 
     Attributes:
         call: The number of the call in the run.
@@ -51,7 +50,7 @@ class InstrumentedCall:
 
 @dataclass(frozen=True, slots=True)
 class TaggedReply:
-    """What travels in place of a reply, or of item number *item* of a stream."""
+    """The value that is sent in place of a reply, or of item number *item* of a stream."""
 
     call: int
     rank: int
@@ -62,7 +61,7 @@ class TaggedReply:
 
 
 class ProbedWorker(NamedTuple):
-    """Which worker to observe; unpickles to its `WorkerProbe`."""
+    """The worker to observe; unpickles to its `WorkerProbe`."""
 
     folder: Path
     group: str

@@ -1,1 +1,1 @@
-"""What goes wrong in a run: the catalogue of faults, their schedule, and their injection."""
+"""The faults of a run: their catalogue, their schedule, and their injection."""

@@ -1,6 +1,6 @@
-"""The catalogue of faults: what each does, to which targets, at which injection points.
+"""The catalogue of faults: the effect, targets and injection points of each.
 
-What is unknown, and what a fault cannot have, is refused by name before anything starts.
+Unknown faults, targets and points are refused by name before anything starts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Fault:
     """One kind of fault.
 
     Attributes:
-        about: What it does.
+        about: Its effect.
         how: By ``signal``, within a ``call`` of a worker, in the ``start`` of one, to
             a ``node`` of a cluster.
         targets: What it can be done to, beside one rank.

@@ -1,7 +1,7 @@
 """The nemesis: injects the faults of a schedule into real processes.
 
-Guarantees: a fault is recorded before it is injected; what was stopped continues, and a network
-that was cut is whole again, at the end of the run at the latest; a fault whose injection point did
+Guarantees: a fault is recorded before it is injected; a stopped process continues, and a cut
+network is restored, at the end of the run at the latest; a fault whose injection point did
 not come is reported as missed.
 
 Workers inject the faults of `worker_faults`, in their next call or start.
@@ -46,7 +46,7 @@ _ALIVE = (Phase.STARTING, Phase.SERVING, Phase.MENDING, Phase.WAITING)
 
 
 class Group(Protocol):
-    """What the nemesis sees of a group: the `GroupProbe` of the run."""
+    """The part of a group that the nemesis uses: the `GroupProbe` of the run."""
 
     name: str
     spec: ExecutorSpec

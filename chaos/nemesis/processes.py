@@ -1,6 +1,6 @@
 """The processes of a driver, by role, and of its nodes, and signals to them.
 
-Guarantees: a signal never reaches a process that merely has the same number as an earlier one.
+Guarantees: a signal never reaches a process that merely has the same pid as an earlier one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The schedule: which faults are injected into what, and when.
+"""The schedule: the faults of a run with their targets and times.
 
 Guarantees: the same seed and arguments give the same schedule on any machine; a schedule survives
-JSON, and can be cut down to any part of it.
+JSON, and any part of one is a schedule.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Schedule:
         At least one, since a run without faults shows nothing.
 
         Args:
-            patterns: What is drawn from, with equal probability.
+            patterns: The patterns to draw from, with equal probability.
             targets: For patterns without a target.
             points: For patterns without a point: each of these, or none, if the fault can have it.
 

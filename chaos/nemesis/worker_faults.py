@@ -52,8 +52,8 @@ Order = tuple["ScheduledFault", "TargetProcess | None"]
 class Orders:
     """Faults for workers to inject: one file for each rank that is to, in the folder of the run.
 
-    Whoever removes the file has the order: the worker that comes to it first, also the successor of
-    one that died before, or the nemesis, which withdraws it.
+    The process that removes the file has the order: the first worker that reaches it, also the
+    successor of one that died before, or the nemesis, which withdraws it.
     """
 
     def __init__(self, run: Path) -> None:

@@ -1,1 +1,1 @@
-"""What a run came to: result, timeline, page."""
+"""Reports of a run: result, timeline, page."""

@@ -1,7 +1,7 @@
 """A run as one page of HTML that loads nothing: verdict, timelines, tables, violations.
 
-The template escapes what it inserts. The size of a timeline is bounded by its width: what lies
-within a pixel of its neighbour is merged with it and counted.
+The template escapes inserted values. The size of a timeline is bounded by its width: marks
+within a pixel of their neighbour are merged with it and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ChaosResult`: what a run did, what came of it, and which invariants it broke.
+"""`ChaosResult`: the events of a run, their outcomes, and the invariants that it broke.
 
 Everything follows from the history: the same folder gives the same result.
 """
@@ -28,7 +28,7 @@ _OF_THE_RUN = "_ping"  # the method of `Executor.check_health`, with which a run
 
 @dataclass(frozen=True, slots=True)
 class FaultSummary:
-    """What came of the faults of one kind.
+    """The results of the faults of one kind.
 
     Attributes:
         done: How many were injected.
@@ -57,7 +57,7 @@ class ChaosResult:
 
     Attributes:
         target: The name of the target.
-        plan: What was asked for.
+        plan: The options of the run.
         violations: Of invariants, in the history.
         interrupted: Whether it ended early.
         record: The folder of its record; None if that was not kept.
@@ -103,22 +103,22 @@ class ChaosResult:
 
     @cached_property
     def calls(self) -> dict[str, int]:
-        """How many calls ended with each outcome."""
+        """The number of calls that ended with each outcome."""
         return dict(sorted(Counter(s.outcome for s in self.history.every(ev.CallSettled)).items()))
 
     @cached_property
     def deaths(self) -> int:
-        """How many exits were failures."""
+        """The number of exits that were failures."""
         return len(self.history.every(ev.RankDied))
 
     @cached_property
     def broken(self) -> dict[str, int]:
-        """How many violations of each invariant there are."""
+        """The number of violations of each invariant."""
         return dict(Counter(each.invariant for each in self.violations))
 
     @cached_property
     def faults(self) -> tuple[FaultSummary, ...]:
-        """What came of the faults, by kind."""
+        """The results of the faults, by kind."""
         done: dict[str, dict[int, float | None]] = defaultdict(dict)
         for injected in reversed(self.history.every(ev.FaultInjected)):  # the first one counts
             done[injected.fault][injected.number] = self._recovery(injected)

@@ -1,6 +1,6 @@
 """`ddmin`: the smallest part of a schedule that still fails, by delta debugging.
 
-The same answers lead to the same candidates, and none is asked about twice. No single fault of the
+The same answers lead to the same candidates, and none is tried twice. No single fault of the
 result can be left out.
 
 Source: Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002.

@@ -1,7 +1,7 @@
-"""`shrink_run`: a minimal reproducer of what a run broke.
+"""`shrink_run`: a minimal reproducer of the violations of a run.
 
 Guarantees: the result has failed in replays here and now, and says in how many; a schedule that
-failed once by chance is not taken; the search ends within its number of runs, and soon after its
+failed once by chance is not accepted; the search ends within its number of runs, and soon after its
 time is up, with the smallest schedule so far.
 """
 
@@ -49,7 +49,7 @@ class Replays:
 
     @property
     def needed(self) -> int:
-        """How often what fails as often is run before it counts as passing."""
+        """The number of runs without a failure after which a candidate counts as passing."""
         if not self.is_flaky:
             return 1
         return math.ceil(math.log(_SURE) / math.log(1 - self.failed / self.made))
@@ -115,7 +115,7 @@ def shrink_run(
         interrupt: Ends the search with the run in progress when it is set.
 
     Raises:
-        SpecError: there is no such run, it broke nothing, or an argument makes no sense.
+        SpecError: there is no such run, it broke nothing, or an argument is invalid.
     """
     check_count("runs", runs)
     check_count("repeat", repeat)

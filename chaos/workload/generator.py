@@ -53,7 +53,7 @@ _EXPLAINED_BY = (
 
 
 class Mismatch(AssertionError):
-    """A result was not the one that the call asked for."""
+    """A result was not the expected one."""
 
 
 def echo(worker: WorkerActor, token: int, seconds: float, load: bytes) -> tuple[int, int, int]:
@@ -194,7 +194,7 @@ class Callers:
                 return not self._faults.isdisjoint(faults)
         if not self._faults or isinstance(error, PhalanxError):
             return False
-        # What ranks of a process group raise when another has died.
+        # Errors of ranks in a process group of which another rank has died.
         if type(error).__module__.partition(".")[0] == "torch":
             return True
         return isinstance(error, RuntimeError) and any(w in str(error) for w in _TORCH_WORDS)

@@ -29,12 +29,12 @@ DEFAULT_NAME = "chaos"
 """The factory of a target that names only a module."""
 
 _RANKS = 2  # of a worker class
-_FORMS = "return an Executor, (Executor, traffic), or (what has close() or stop(), traffic)"
+_FORMS = "return an Executor, (Executor, traffic), or (object with close() or stop(), traffic)"
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTarget:
-    """What a factory has returned.
+    """The return value of a factory.
 
     Attributes:
         handle: The first argument of the traffic.

@@ -1,1 +1,1 @@
-"""The driver's end: options, the seam to an engine that starts nodes, the owner of their state."""
+"""The driver's end: options, the interface of engines, the owner and the pool of nodes."""

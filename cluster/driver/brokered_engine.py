@@ -1,10 +1,10 @@
-"""An engine whose work is done by a process beside the driver, its broker.
+"""`BrokeredEngine`: an engine whose work is done by a helper process, its broker.
 
-- The broker reserves machines and starts node processes on them; by JSON over the control socket it
-  takes orders, and tells what happens, as `EngineEvents` has it.
-- When it dies, all that it has asked for is gone, which is told once for each node; another takes
-  its place. The first has to reach its cluster; later ones try for as long as it takes.
-- What is asked for at once, between two events of the loop, the broker is told at once.
+- The broker reserves machines and starts node processes on them; it takes orders and reports
+  `EngineEvents` as JSON over the control socket.
+- When it dies all its nodes are lost, which is reported once for each; the broker is replaced.
+  The first one has to reach its cluster; later ones try for as long as it takes.
+- Requests made between two events of the loop go to the broker in one message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BrokeredEngine:
     """The engine; see `Engine`.
 
     Args:
-        name: Of its broker, in events and errors.
+        name: The broker's name in events and errors.
         module: Has the broker's ``main``.
         opening: The first message to each broker; it is given a ``name`` that is the engine's own.
     """
@@ -52,9 +52,9 @@ class BrokeredEngine:
         self._module = module
         self._opening = {**opening, "name": str(uuid.uuid4())}
         self._changed = threading.Condition()
-        self._nodes: dict[int, EngineEvents] = {}  # asked for, and not released
-        self._new: list[int] = []  # of which the broker has not been told
-        self._leaving: set[int] = set()  # of which it has not told that they have been released
+        self._nodes: dict[int, EngineEvents] = {}  # requested, and not released
+        self._new: list[int] = []  # not yet sent to the broker
+        self._leaving: set[int] = set()  # whose release the broker has not reported
         self._cluster: Cluster | None = None  # once it has been reached
         self._failure = ""
         self._shortage = ""
@@ -140,7 +140,7 @@ class BrokeredEngine:
     # --- on the event loop's thread -----------------------------------------------------------
 
     def _ask(self) -> None:
-        with self._helper.lock, self._changed:  # or a new broker would be told twice
+        with self._helper.lock, self._changed:  # or a new broker would get it twice
             if self._new and self._send({"reserve": self._new}):
                 self._new.clear()
 
@@ -196,7 +196,7 @@ class BrokeredEngine:
         why = f"the {self._name} has ended: {reason}"
         lost: dict[int, EngineEvents] = {}
         with self._changed:
-            if pid is not None:  # else one could not be started: the next is asked for all
+            if pid is not None:  # else one could not be started: the next gets all requests
                 lost, self._nodes, self._new = self._nodes, {}, []
                 self._leaving.clear()
             self._failure = self._failure or why

@@ -1,6 +1,6 @@
-"""The seam to an engine: what finds machines, and starts a node process on each.
+"""`Engine`: the interface of the part that finds machines and starts a node process on each.
 
-An engine decides nothing: which node serves, is lost or replaced is decided by the driver.
+An engine makes no decisions: the driver decides which nodes serve, are lost or replaced.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What an engine knows of its cluster.
+    """The properties of a cluster that its engine reports.
 
     Attributes:
         address: This machine's IP address, as the machines of the cluster reach it.
-        ranks_per_node: How many ranks a node is to hold: what was asked for, or what the GPUs of
+        ranks_per_node: The number of ranks of a node: the configured one, or as many as the GPUs of
             the largest machine allow.
     """
 
@@ -27,7 +27,7 @@ class Cluster:
 
 
 class EngineEvents(Protocol):
-    """What an engine tells of the nodes that it was asked for. Thread-safe; nothing here waits."""
+    """Events of an engine about the requested nodes. Thread-safe; nothing here waits."""
 
     def offered(self, number: int) -> None:
         """There is a machine for that node."""
@@ -36,28 +36,28 @@ class EngineEvents(Protocol):
         """Its node process runs and has this public key, in ZeroMQ's encoding."""
 
     def unreached(self, number: int, why: str) -> None:
-        """Its node process gets no connection to the driver's side; it tries on."""
+        """Its node process gets no connection to the driver's side; it keeps trying."""
 
     def suspect_reported(self, number: int, why: str) -> None:
-        """The machine may be gone."""
+        """The machine may be lost."""
 
     def gone(
         self, number: int, why: str, *, swept: bool, counts_against_machine: bool = True
     ) -> None:
-        """The machine or the node process is gone; *swept*: and all that came from it.
+        """The machine or the node process has ended; *swept*: so have all its descendants.
 
         It *counts against the machine*, unless it is the engine itself that has failed.
         """
 
     def refused(self, address: str, why: str) -> None:
-        """Something that may not be a node has tried to connect to the engine."""
+        """A connection to the engine without a valid key was refused."""
 
     def engine_gone(self, why: str) -> None:
         """What has given the machines is not reached; told once each time."""
 
 
 class Engine(Protocol):
-    """What the driver asks for. Only `open` and `close` wait: not on the loop's thread."""
+    """The driver's requests to an engine. Only `open` and `close` wait: never on the loop."""
 
     def open(self) -> Cluster:
         """Reach the cluster, and say what it is.

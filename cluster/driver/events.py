@@ -1,4 +1,4 @@
-"""Events of the nodes of a group, as `Executor.subscribe` hands them on."""
+"""Events of the nodes of a group, which `Executor.subscribe` delivers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NodeFenced(Event, event="node_fenced"):
     """Nothing of a node runs any longer: its ranks may be started elsewhere.
 
     Attributes:
-        why: What says so.
+        why: The evidence.
     """
 
     group: str

@@ -1,12 +1,12 @@
-"""The owner of the nodes of one group: it does what the decisions about them say.
+"""`NodeOwner`: owns the state of one group's nodes, and performs the decisions about them.
 
-- All events are taken on the event loop's thread, one at a time, and so are the listener's calls.
-- Time passes for the nodes only as far as the gateway has told everything that was heard: a driver
-  that was stopped hears first, and judges then.
-- An engine finds machines and starts a node process on each. It decides nothing: which node serves,
-  is lost or replaced is decided here.
-- A node that is lost is silenced at the gateway, which says when the last answer was due. From that
-  its lease is reckoned, before its ranks may be started elsewhere.
+- All events are handled on the event loop's thread, one at a time, and so are the listener's calls.
+- The clock of the nodes advances only up to the gateway's last report: a driver that was stopped
+  first handles the beats that have arrived, then checks limits.
+- An engine finds machines and starts a node process on each. It makes no decisions: which nodes
+  serve, are lost or replaced is decided here.
+- A node that is lost is silenced at the gateway, which reports when the last answer was due. The
+  end of its lease is computed from that; only then may its ranks be started elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of
 
 
 class NodeListener(Protocol):
-    """What the owner tells of the nodes, on the event loop's thread."""
+    """Callbacks of the owner about the nodes, on the event loop's thread."""
 
     def admitted(self, number: int, greeting: Greeting) -> None:
         """The node may be given ranks."""
@@ -70,7 +70,7 @@ class NodeListener(Protocol):
         """A node that serves has sent a message about its ranks."""
 
     def refused(self, address: str, why: str) -> None:
-        """A stranger tried to connect; told once for each *why* of a gateway's."""
+        """A connection was refused; reported once for each *why* of a gateway's."""
 
     def engine_gone(self, why: str) -> None:
         """What has given the machines is not reached."""
@@ -119,7 +119,7 @@ class NodeOwner:
         self._overdue: Timer | None = None  # of the gateway's answer
         self._asks = 0
 
-    # --- what is asked of it; on any thread ---------------------------------------------------
+    # --- requests; on any thread --------------------------------------------------------------
 
     def want(self, number: int) -> None:
         """Have that many nodes from now on; `leave` ends those that are too many."""
@@ -331,7 +331,7 @@ class NodeOwner:
         self._engine.release(number)
 
     def _start_offered(self) -> None:
-        """Start nodes on the machines that are there, once they can be told where to greet."""
+        """Start nodes on the offered machines, once the gateway's address is known."""
         if not self._gateway.endpoint:
             return
         offers, self._offers = self._offers, []

@@ -1,10 +1,10 @@
-"""`NodePool`: the nodes of one group, which ranks are on which of them, and their processes there.
+"""`NodePool`: the nodes of one group, the placement of its ranks, and their processes there.
 
-- A rank whose node is well stays on it. One whose node was lost gets another only when that is
+- A rank whose node serves stays on it. One whose node was lost gets another only when that is
   fenced; nothing is started on a suspect.
-- A launch starts all of its ranks, on whichever nodes, or none.
-- The loss of a node is told once, with all of its ranks.
-- Machines beyond those that the ranks need are kept as spares, as many as were asked for.
+- A launch starts all of its ranks, on any nodes, or none.
+- The loss of a node is reported once, with all of its ranks.
+- Machines beyond those that the ranks need are kept as spares, in the configured number.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _CLOSE = 10.0  # seconds beyond those that a node has to leave
 
 
 class PoolEvents(Protocol):
-    """What the pool tells, on the event loop's thread."""
+    """Callbacks of the pool, on the event loop's thread."""
 
     def lost(self, ranks: Mapping[int, int], why: str) -> None:
         """A node is lost, and with it these incarnations of these ranks."""
@@ -79,7 +79,7 @@ class PoolEvents(Protocol):
         """No machine could be had, or one that does not fit."""
 
     def refused(self, address: str, why: str) -> None:
-        """A stranger tried to connect."""
+        """A connection was refused."""
 
     def happened(self, event: LoggedEvent) -> None:
         """Publish *event*."""
@@ -190,7 +190,7 @@ class NodePool:
     def place(self, size: int, ranks: Sequence[int]) -> str:
         """Give each of *ranks*, in a group of *size*, a node; return what is waited for, or "".
 
-        Nodes that are missing are asked for; those that no rank needs any longer are let go.
+        Missing nodes are requested; those that no rank needs any longer are released.
         """
         owner = self._owner
         assert owner is not None

@@ -1,4 +1,4 @@
-"""What a user says of a cluster, whichever engine it has; checked when it is built."""
+"""Options of a cluster that are common to all engines; checked when they are built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A rank's process on another machine: to the group it is a process, moved by messages.
+"""A rank's process on another machine, with the interface of a local one; acts by messages.
 
-- Its end is told by its node, when all that came from it is gone; so nothing is left to be killed.
-- On a node that is lost its exit status is unknown, and signals go nowhere.
+- Its node reports its exit when all its descendants have ended; so nothing is left to be killed.
+- On a node that is lost its exit status is unknown, and signals are dropped.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class RemoteProcess:
         pid: Its number there.
         device: The UUIDs of its GPUs, or ``cpu``.
         is_lost: Whether its node was lost, and it with that.
-        broken: What happened to those, for which its node has killed it; empty for nothing.
+        broken: The fault of those for which its node has killed it; empty for none.
         status: How it ended; None while it lives, or if its node was lost.
         last_words: The traceback of its last exception, or the stacks of a fatal signal.
-        stacks: The stacks that it wrote when it was asked for them; empty if it was not.
+        stacks: The stacks that it wrote on request; empty without one.
         threads: The states of its threads, once `describe_threads` is answered.
     """
 
@@ -91,7 +91,7 @@ class RemoteProcess:
         return ()
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped by a signal, as its node told last."""
+        """Whether it is stopped by a signal, by the last report of its node."""
         return self._is_stopped
 
     def vitals(self) -> Vitals:
@@ -108,7 +108,7 @@ class RemoteProcess:
         return ""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
     # --- what its node tells, on the event loop's thread ----------------------------------
 
@@ -135,6 +135,6 @@ class RemoteProcess:
         self._on_exit(self)
 
     def lost(self) -> None:
-        """Note that its node is lost, and nothing more is heard of it."""
+        """Note that its node is lost, and sends no further reports."""
         self.is_lost = True
         self._ended.set()

@@ -1,12 +1,12 @@
 """The broker of nodes that join: the process beside the driver that their machines connect to.
 
-- A connection exists only to what has proved the key of the driver, which proves it in turn.
-  Nothing that comes is unpickled. A machine with other versions than the driver's is refused.
-- A machine that has greeted is free until a node is wanted. It is then offered for that, is told to
-  start it, and greets again when that has ended.
+- A connection exists only to a peer that has proved the key of the driver, which proves it in turn.
+  No message is unpickled. A machine with other versions than the driver's is refused.
+- A machine that has greeted is free until a node is wanted. It is then offered, gets the order to
+  start the node, and greets again when the node has ended.
 - A node that is released ends by its own links, or by its lease.
-- It ends with the driver, and tells the machines, which end what they run. Those that it does not
-  tell, as it was killed or they are cut off, end that too, and then look for the driver again.
+- It ends with the driver, and sends a goodbye to the machines, which end their processes. Machines
+  without one (it was killed, they are cut off) do so too, and then look for the driver again.
 
 Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver.
 """
@@ -50,7 +50,7 @@ _LAST_WORDS = 1000
 
 def main() -> None:
     """Serve; the arguments are the control socket and the driver's pidfd."""
-    descriptor_limit.raise_limit()  # strangers hold descriptors until they are turned away
+    descriptor_limit.raise_limit()  # unknown peers hold descriptors until they are closed
     control = socket.socket(fileno=int(sys.argv[1]))
     Broker(control, json.loads(control.recv(_ORDER))).run(int(sys.argv[2]))
 
@@ -99,7 +99,7 @@ class Broker:
         self._tell(address=address, ranks_per_node=opening["ranks_per_node"])
 
     def run(self, driver: int) -> None:
-        """Serve until the driver lets go, or has ended, and tell the machines."""
+        """Serve until the driver closes the socket or ends, and send goodbyes to the machines."""
         self._serve(driver)
         for route in list(self._machines):
             self._post(route, encode(Leave()))
@@ -120,7 +120,7 @@ class Broker:
             self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
             while self._monitor.poll(0):
                 self._monitor.recv_multipart()
-                self._refused("", "it has another key, or does not speak as a node does")
+                self._refused("", "it has another key, or its handshake is not a node's")
             while self._router.poll(0):
                 self._on_message(*self._router.recv_multipart())
 
@@ -195,5 +195,5 @@ class Broker:
             self._tell(refused=why, address=address)
 
     def _tell(self, **what: Any) -> None:
-        with contextlib.suppress(OSError):  # if the driver has let go, that is heard next
+        with contextlib.suppress(OSError):  # if the driver has closed its end, that is read next
             self._control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)

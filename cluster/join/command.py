@@ -1,17 +1,17 @@
 """Offer this machine to a driver, as a node for its ranks.
 
-For srun, pods, and whatever else starts processes. Connects to the driver, whose
-Executor has cluster=JoinedNodes(bind=HOST, port=PORT), and runs a node when the
-driver wants one, with the GPUs that CUDA_VISIBLE_DEVICES leaves; after that has
-ended, another. If the driver is lost without a word, it ends what it runs, and
-waits for the driver once more. The key that the driver has is read from a file, or
-from the environment variable PHALANX_NODE_KEY. What the node runs ends with this
+For srun, pods, and any other launcher. Connects to the driver, whose Executor has
+cluster=JoinedNodes(bind=HOST, port=PORT), and runs a node when the driver wants
+one, with the GPUs that CUDA_VISIBLE_DEVICES leaves; after that has ended, another.
+If the connection to the driver is lost without a goodbye, it ends its processes,
+and waits for the driver again. The key of the driver is read from a file, or from
+the environment variable PHALANX_NODE_KEY. All processes of the node end with this
 command.
 
 Exit codes:
-  0  the driver has said that it ends
+  0  the driver has ended in good order
   1  the driver was not reached, or refuses this machine: other key, other versions
-  2  the command line makes no sense, or there is no key
+  2  the command line is invalid, or there is no key
   130  Ctrl-C, or SIGTERM
 
 Examples:
@@ -123,7 +123,7 @@ class _Machine:
         self._link.connect()
         while self._link.state is not LinkState.OPEN:
             if self._link.failures >= _ATTEMPTS:
-                raise NodeRefused(f"{self._address} has another key, or is no driver of phalanx")
+                raise NodeRefused(f"{self._address} has another key, or is not a phalanx driver")
             if time.monotonic() >= until:
                 raise RuntimeFault(f"no driver was reached at {self._address} within {wait:g} s")
             self._wait(_LOOK)
@@ -170,7 +170,7 @@ class _Machine:
             self._starter = None
 
     def _wait(self, milliseconds: int | None = None) -> None:
-        """Wait for news of the link or the node."""
+        """Wait for an event of the link or the node."""
         poller = zmq.Poller()
         for each in (self._wakeup, self._link.socket, self._link.monitor):
             poller.register(each, zmq.POLLIN)

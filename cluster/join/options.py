@@ -1,4 +1,4 @@
-"""What a user says of nodes that join by themselves, and the key that driver and nodes share."""
+"""`JoinedNodes`: options of nodes that join by themselves, and the key that they share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Long messages to a node, in pieces, between which the answers to its beats pass.
+"""Splits long messages to a node into pieces, between which the answers to its beats pass.
 
 - Long messages keep their order, and so do short ones, which overtake those. The next piece leaves
-  when the node has taken the one before, so no more than one is in anything's buffers.
-- What is left of a launch that is withdrawn is not sent.
-- A piece is as large as what crosses in about the time between two beats, as the last ones did.
+  when the node has taken the one before, so at
+  most one piece is buffered.
+- The rest of a withdrawn launch is not sent.
+- The size of a piece follows the measured rate: it crosses in about the time between two beats.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST = 1024 * 1024  # a link may slow down while one is under way
 
 
 class Outbox:
-    """What is to be sent to one node.
+    """The messages to be sent to one node.
 
     Args:
         pace: Seconds that a piece may take.

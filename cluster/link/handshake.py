@@ -1,4 +1,4 @@
-"""Greeting: what a node says of itself, and why it may not serve."""
+"""Greeting: the versions and properties that a node reports, and the reasons to refuse it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def version_mismatches(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield what is to have the same version on both sides and has not, with the two versions.
 
-    What one side pickles the other must unpickle: Python's minor version, phalanx and torch.
+    Each side must unpickle the other's values: Python's minor version, phalanx and torch.
     """
     for name in ("Python", "phalanx", "torch"):
         found, wanted = (side.get(name.lower()) or "(none)" for side in (there, here))

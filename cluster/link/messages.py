@@ -1,8 +1,8 @@
 """Messages of the control link: their kinds, to bytes and back.
 
-- A message is a JSON object and, behind it, the byte strings that it holds, as they are. Nothing is
-  pickled; what a rank is given is unpickled by the rank alone.
-- What is not exactly a message of one of these kinds is refused with `MalformedMessage`.
+- A message is a JSON object, followed by the byte strings that it holds, unchanged. Nothing is
+  pickled; a rank's factory is unpickled by the rank alone.
+- Anything but a message of one of these kinds is refused with `MalformedMessage`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MACHINE = 24
 
 
 class MalformedMessage(ValueError):
-    """What came is no message of a control link."""
+    """The data is not a message of a control link."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -50,7 +50,7 @@ class Message:
 
 
 class NodeOrder(Message):
-    """What a node process is given by its starter. It holds no secret.
+    """The order that a starter gives a node process. It holds no secret.
 
     Attributes:
         number: The node's.
@@ -97,7 +97,7 @@ class Greeting(Message):
 
     Attributes:
         torch: Its version; empty if it is not installed.
-        boot: What names the machine until it boots anew.
+        boot: The identity of the machine until its next boot.
         place: As in its order.
         address: The node's own address on the way to the gateway.
         devices: The UUIDs of its GPUs.
@@ -115,7 +115,7 @@ class Greeting(Message):
 
 
 class RelayLink(Message):
-    """How the process beside the ranks of a node gets in at the driver's side: an `Invitation`."""
+    """The credentials of the relay of a node for the gateway: an `Invitation`."""
 
     number: int
     known: int
@@ -207,8 +207,8 @@ class Ended(Message):
     """A rank has ended, and all that came from it but *left*, which withstood being killed.
 
     Attributes:
-        stacks: What it wrote of its stacks when it was asked for them by a signal.
-        broken: What happened to its device, for which the node has killed it; empty for nothing.
+        stacks: Its stacks, which it wrote on a signal.
+        broken: The fault of its device for which the node has killed it; empty for none.
     """
 
     rank: int
@@ -225,7 +225,7 @@ class Ended(Message):
 
 
 class Output(Message):
-    """What a rank has written; `Taken` follows when the driver has it.
+    """Output of a rank; `Taken` follows when the driver has it.
 
     Attributes:
         stream: ``stdout``, ``stderr``, or ``log``, where each record ends in a newline.
@@ -281,7 +281,7 @@ class Stacks(Message):
 
 
 class StackText(Message):
-    """Where they are, as the kernel sees them; empty if the rank has ended."""
+    """The stacks as the kernel sees them; empty if the rank has ended."""
 
     rank: int
     incarnation: int

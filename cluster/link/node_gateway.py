@@ -1,8 +1,8 @@
 """The driver's end of the gateway of a cluster, through which nodes and ranks are reached.
 
 - Each process makes a key pair; the secret half never leaves it.
-- What the process tells comes on the event loop's thread, in order. One that has died is replaced;
-  its links are gone with it, and its nodes end.
+- Reports of the process are delivered on the event loop's thread, in order. One that has died is
+  replaced; its links are lost with it, and its nodes end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class GatewayEvents(Protocol):
-    """What the gateway tells, on the event loop's thread. Times are monotonic."""
+    """Callbacks of the gateway, on the event loop's thread. Times are monotonic."""
 
     def ready(self) -> None:
         """There is a new process, which listens."""
@@ -37,19 +37,19 @@ class GatewayEvents(Protocol):
         """A beat of a node has come, and was answered."""
 
     def closed(self, number: int, at: float) -> None:
-        """The link of a node has ended; all that it had sent has been told."""
+        """The link of a node has ended; all its messages have been delivered."""
 
     def silenced(self, number: int, last: float) -> None:
         """A node is not answered any longer; the last answer was due no later than *last*."""
 
     def asked(self, at: float) -> None:
-        """All that was heard before *at* has been told; the answer to `NodeGateway.ask`."""
+        """All messages from before *at* have been delivered; the answer to `NodeGateway.ask`."""
 
     def misbehaved(self, number: int, why: str) -> None:
         """A node has broken the rules of the link."""
 
     def refused(self, address: str, why: str) -> None:
-        """A stranger tried to connect; told once for each *why*."""
+        """A connection was refused; reported once for each *why*."""
 
     def down(self, at: float) -> None:
         """The process has ended, and all links with it; no answer left after *at*."""

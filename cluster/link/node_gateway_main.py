@@ -1,12 +1,12 @@
-"""The gateway process of a group on a cluster: where the links of its nodes and of its ranks meet.
+"""The gateway process of a group on a cluster: the end of the links of its nodes and its ranks.
 
-- To ranks it is the gateway of any group. A node's control link comes in at the same address, and
+- To ranks it is the gateway of any group. A node's control link uses the same address, and
   exists only to a node process whose key the driver has admitted. One connection with that key
-  serves; another may bring beats of the same node. Nothing that comes is unpickled here.
-- It answers beats by itself, so a driver that is stopped loses no node. It notes when, before the
-  answer leaves. A node that was silenced is never answered again. The driver hears of beats now
-  and then, and whenever it asks for the time.
-- It never waits for the driver or for a node. It ends when the driver lets go or dies.
+  serves; another may bring beats of the same node. No message is unpickled here.
+- It answers beats by itself, so a stopped driver loses no node. It notes the time before the
+  answer leaves. A node that was silenced is never answered again. Beats are reported to the driver
+  twice a second, and whenever it requests the time.
+- It never waits for the driver or for a node. It ends when the driver closes it or dies.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _SETTLE = 0.05  # seconds for what had arrived while this process was stopped to
 _KEY = 2.0  # seconds by which the key of a node may come after its first try to connect
 _MOST_REFUSALS = 64  # of them that are remembered
 _PIECES = 120  # of a long message in the time of silence after which links are lost; see `Outbox`
-_NEWS = 0.5  # seconds between words to the driver of beats that it has not asked for
+_NEWS = 0.5  # seconds between unrequested reports of beats to the driver
 
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
-    """Serve until the driver lets go; return the exit code."""
+    """Serve until the driver closes the socket; return the exit code."""
     return serve(NodeGatewayProcess, payload, fds["link"])
 
 
@@ -95,12 +95,12 @@ class NodeGatewayProcess(GatewayProcess):
 
     def __init__(self, options: Zmq, link: socket.socket) -> None:
         self._nodes: dict[str, _Node] = {}  # by name
-        # Nodes whose beats the driver has not been told of.
+        # Nodes whose beats are not yet reported to the driver.
         self._new_beats: dict[int, float] = {}
         self._reported_at = 0.0
         self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
-        self._outputs: deque[_Node] = deque()  # whose output the driver has yet to take
-        # Who was refused and may yet be admitted, by key: when that is told, from where, and why.
+        self._outputs: deque[_Node] = deque()  # whose output the driver has not taken
+        # Refused peers that may yet be admitted, by key: time of the report, address, and reason.
         self._pending_refusals: dict[bytes, tuple[float, str, str]] = {}
         super().__init__(options, link)
 
@@ -160,7 +160,7 @@ class NodeGatewayProcess(GatewayProcess):
             self._tell({})
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:
-        """Tell of a refusal; with a *key* later, for that may be a node's which is yet to come."""
+        """Report a refusal; with a *key* later, as that may belong to a node not yet admitted."""
         if not key:
             super()._refuse(address, why)
             return

@@ -1,8 +1,8 @@
 """A node's end of its control link.
 
 - The node's secret key never leaves its process. By the gateway's public key, which the order has,
-  the other end proves that it is the gateway: nothing of another is read.
-- The link is made once. When its connection ends, so does the link, and it says so.
+  the other end proves that it is the gateway: messages of any other are not read.
+- The link is made once. When its connection ends, so does the link, and it reports that.
 - A key that the gateway does not know yet is offered again until the time to join is over.
 """
 
@@ -49,7 +49,7 @@ class NodeLink:
         public: The node's public key, in ZeroMQ's encoding.
         secret: The node's secret key, in that encoding.
         address: The node's own address on the way to the gateway; empty until it is connected.
-        ends: What becomes readable when there is something to be done: `socket` and `monitor`.
+        ends: Sockets that become readable when there is work: `socket` and `monitor`.
         socket: Readable when there is a message: then `receive`.
         monitor: Readable when the state may have changed: then `look`.
     """
@@ -127,7 +127,7 @@ class NodeLink:
         self.socket.send_multipart(encode(message), zmq.NOBLOCK)
 
     def receive(self) -> Message | None:
-        """Return the next message; None if there is none now. What is no message is passed over."""
+        """Return the next message; None if there is none now. Malformed ones are skipped."""
         while True:
             try:
                 message = decode(self.socket.recv_multipart(zmq.NOBLOCK))
@@ -138,7 +138,7 @@ class NodeLink:
                     return whole
             except zmq.Again:
                 return None
-            except MalformedMessage:  # by a gateway that is not ours to judge
+            except MalformedMessage:  # from the gateway: not handled here
                 continue
 
     def close(self) -> None:

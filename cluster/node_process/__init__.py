@@ -1,1 +1,1 @@
-"""The process on a node that starts its ranks, ends them, keeps its lease, and its starter."""
+"""The node process, which starts and ends ranks and keeps the node's lease, and its starter."""

@@ -1,7 +1,7 @@
 """The GPUs of a node, leased to its ranks: all of a launch together, or none.
 
-A rank gets the devices of its last incarnation there, if they are well. Memory that a dead rank
-still holds is waited for.
+A rank gets the devices of its last incarnation there, if they have no fault. A lease waits for
+memory that a dead rank still holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NodeDevices:
     def lease(
         self, ranks: Sequence[RankLaunch], deadline: float, is_wanted: Callable[[], bool]
     ) -> dict[int, Lease]:
-        """Lease what each of *ranks* asks for; return that of those that ask for any.
+        """Lease the devices that each of *ranks* needs; return the leases of those that need any.
 
         Args:
             deadline: On the monotonic clock.
@@ -71,7 +71,7 @@ class NodeDevices:
             return {rank.rank: lease for rank, lease in zip(wanted, leases, strict=True)}
 
     def give_back(self, rank: int, incarnation: int, pid: int | None) -> None:
-        """Let go of what that incarnation has, whose process *pid* is gone; None if it had none."""
+        """Release that incarnation's devices; its process *pid* has ended; None if it had none."""
         with self._lock:
             lease, pool = self._leases.pop((rank, incarnation), None), self._pool
         if lease is not None and pool is not None:

@@ -1,10 +1,10 @@
-"""The node process: it starts ranks on its machine as the driver says, and keeps the node's lease.
+"""The node process: starts ranks on its machine by order of the driver, and keeps the node's lease.
 
-- It decides one thing: when its lease is over, its link or its starter has ended, it ends at once.
-  The kernel, its guardian and its zygotes then end everything that came from it; the guardian reads
+- It makes one decision: when its lease is over, or its link or starter has ended, it ends at once.
+  The kernel, its guardian and its zygotes then end all its descendants; the guardian reads
   the same lease, for the case that this process is stopped.
-- Its main thread never waits for anything but news and time: beats are sent in time.
-- Its starter hands it an order over an inherited socket, and is known by pidfd.
+- Its main thread waits only for events and timers: beats are sent in time.
+- Its starter hands it an order over an inherited socket, and is watched by pidfd.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ REFUSED = 71
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
 _REACH = 5.0  # seconds for a connection, after which the node reports that it has none
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
-_LINK_LEASES = 2.5  # leases without a word on the first link; after a cut TCP takes up to two
+_LINK_LEASES = 2.5  # leases without a message on the first link; after a cut TCP takes up to two
 _SPARSE = 4  # of so many beats one goes out on a link without answers: it delays the fence
 _HANDSHAKE = 15  # beats until a connection that is there, and is not open, is tried anew
 
@@ -94,7 +94,7 @@ class NodeProcess:
         self._order = order
         self._starter = starter
         self._join_until = syscalls.boot_time() + order.join
-        self._reach_until = syscalls.boot_time() + _REACH  # 0 once that has been told, or reached
+        self._reach_until = syscalls.boot_time() + _REACH  # 0 once it was reported, or reached
         self._link = NodeLink(order.endpoint, order.gateway_key)
         self._link.connect()
         with contextlib.suppress(BrokenPipeError):  # if it has gone, that is noticed next

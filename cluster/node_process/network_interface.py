@@ -1,4 +1,4 @@
-"""Which network interface has an address: gloo and NCCL are told its name. What is not reached."""
+"""Finds the network interface of an address, for gloo and NCCL; checks that peers are reached."""
 
 from __future__ import annotations
 

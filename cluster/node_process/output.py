@@ -1,8 +1,8 @@
-"""What the ranks of a node write, until it is sent to the driver, which shows and keeps it.
+"""Buffer for the output of a node's ranks, until it is sent to the driver.
 
-- It is read at once, so no rank waits for the network. Of what waits to be sent the newest is kept.
-- No more than a little is under way to the driver: beats pass beside it on the same link.
-- What a rank wrote last is there when its end is reported.
+- It is read at once, so no rank waits for the network. If the buffer is full the oldest is dropped.
+- Little of it is in flight to the driver, so that beats on the same link are not delayed.
+- The last output of a rank is there when its end is reported.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OutputWindow:
 
 
 class _Stream:
-    """What waits of one stream."""
+    """The buffered output of one stream."""
 
     def __init__(self) -> None:
         self.pieces: deque[bytes] = deque()
@@ -137,7 +137,7 @@ class RankOutput:
             descriptors.close(self._ends.pop())
 
     def begin(self) -> None:
-        """Send what comes, and has come: the driver has been told of the rank."""
+        """Send present and future output: the rank has been reported to the driver."""
         with self._lock:
             self._start_reported = True
         self._loop.post(self._plan)
@@ -190,7 +190,7 @@ class RankOutput:
                 if not data:
                     return False
                 if self._names[fd] == "log":
-                    data += b"\n"  # so that records are told apart at the other end
+                    data += b"\n"  # separates records at the other end
                 self._streams[fd].put(data)
 
     def _plan(self) -> None:

@@ -1,9 +1,9 @@
-"""The ranks of a node: launches, ends, signals, by the machinery that a driver has on its machine.
+"""The ranks of a node: launches, exits and signals, with the same parts as a local driver.
 
-- A launch starts all of its ranks or none; the report of their start comes before that of any end.
-- The end of a rank is reported when all that came from it is gone.
-- Beside ranks that are sent calls runs one process that carries them. It tells the driver's side of
-  their ends, and ends with its link.
+- A launch starts all of its ranks or none; the report of their start comes before that of any exit.
+- The exit of a rank is reported when all its descendants have ended.
+- One relay beside the ranks carries their calls. It reports their exits to the gateway,
+  and ends with its link.
 - Nothing here is unpickled, and nothing waits on the caller's thread.
 """
 
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 
     from .output import OutputWindow
 
-_REAP_TIMEOUT = 10.0  # seconds for a dead rank's tree; generous: 100 ms per GiB it held
+_REAP_TIMEOUT = (
+    10.0  # seconds for the process tree of an exited rank: 100 ms per GiB it held
+)
 _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
 _LAST = 24_000  # bytes of each of a dead rank's texts in a message
@@ -97,7 +99,7 @@ class Ranks:
         """Begin to start the processes that ranks, and those beside them, are forked from."""
 
         def warm() -> None:
-            with contextlib.suppress(RuntimeFault, OSError):  # a launch tells of it
+            with contextlib.suppress(RuntimeFault, OSError):  # a launch reports it
                 self._launcher.warm(preload)
                 self._launcher.warm(RELAY_PRELOAD)
 
@@ -348,11 +350,11 @@ def _fitting(text: str) -> str:
 
 @dataclass(slots=True)
 class _Equipment:
-    """What one incarnation of a rank is given on its node.
+    """The resources of one incarnation of a rank on its node.
 
     Attributes:
         key: Rank and incarnation.
-        words_end: Where its stacks begin, behind its last words; None if it was not asked for them.
+        words_end: Where its stacks begin, behind its last words; None without a request.
     """
 
     key: tuple[int, int]
@@ -361,7 +363,7 @@ class _Equipment:
     words_end: int | None = None
 
     def close_child_ends(self) -> None:
-        """Let go of what only processes use that run by now."""
+        """Release resources that only its processes use; they run by now."""
         self.slot.close()
         self.output.close_child_ends()
 

@@ -1,8 +1,8 @@
-"""Starter of a node process: by exec, and followed by a sweep of what it has left.
+"""Starter of a node process: by exec; a sweep of leftover processes before and after it.
 
 - One exec lies between the starter and the node's guardian, so nothing that ends the starter's own
   children ends the guardian.
-- Before the start, and after the end, everything is killed that came from a node at the same place.
+- Before the start, and after the end, all processes of earlier nodes at the same place are killed.
 - The node process ends with its starter.
 """
 
@@ -36,7 +36,7 @@ class NodeStarter:
         on_key: Called with the node's public key, on the event loop's thread.
         on_gone: Called once, with the reason, and whether all that came from the node has ended.
         on_unreached: Called if it gets no connection to the driver's side, with the reason.
-        prefix: What its command line begins with, such as a program that enters a namespace.
+        prefix: The beginning of its command line, such as a program that enters a namespace.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""The nodes of a cluster as pure decisions: states, leases, and which ranks they get."""
+"""The nodes of a cluster as pure decisions: states, leases and placement."""

@@ -1,18 +1,18 @@
-"""Decisions about the nodes of one group: which are asked for, serve, are lost, and are fenced.
+"""Decisions about the nodes of one group: requests, service, loss, fencing and quarantine.
 
-- Each function takes the nodes and what happened, and returns the nodes after it and its actions,
+- Each function takes the nodes and an event, and returns the nodes after it and its actions,
   in order. Times are seconds on one monotonic clock, given with each event.
 - A node that is lost never comes back, and its beats are not answered. Its ranks are lost
   with it, as one event; they may be started elsewhere when it is *fenced*: when it is certain that
-  nothing of it runs. Its last word says so, or that of what started it, or a new node on the same
-  machine, which ends what is left there before it greets; or else the end of its lease does.
-- Silence of a few beats, and a doubt of what started the node, make it a suspect: its ranks and
-  their calls go on, and nothing is started.
-- A lost node is replaced at once: there are always as many as are wanted, if machines can be had.
-- A node that begins and does not greet is replaced too, until some in a row have failed so.
-- A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is put aside. It stays
-  reserved meanwhile, or the same machine would be given again. What ends beside the driver, and
-  takes all nodes with it, is no fault of theirs.
+  nothing of it runs. The last message of the node or of its starter shows that, or a new node on
+  the same machine, which ends leftover processes before it greets; or else the end of its lease.
+- Silence of a few beats, or a doubt of its starter, makes a node a suspect: its ranks and
+  their calls continue, and nothing is started.
+- A lost node is replaced at once: there are always as many as are wanted, if there are machines.
+- A node that begins and does not greet is replaced too, until several in a row have failed.
+- A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is quarantined. It stays
+  reserved meanwhile, or the same machine would be given again. Losses of all nodes that a helper
+  beside the driver has caused do not count against machines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import TypeAlias
 from .lease import over_at
 
 BEATS_PER_LEASE = 60
-"""How often a node sends a beat in the time of its lease."""
+"""Number of beats that a node sends in the time of its lease."""
 
 _QUIET = 0.25  # of a lease without a beat, after which a node is a suspect
 _LOSSES = 2  # of one machine, after which it is put aside
-_FAILURES = 3  # to join, in a row, after which no other machine is asked for
+_FAILURES = 3  # to join, in a row, after which no other machine is requested
 
 
 class NodeState(StrEnum):
@@ -56,7 +56,7 @@ class NodeLimits:
         lease: Silence after which a node is lost, and what its lease lasts.
         wait: For a machine; ``math.inf`` for no limit.
         join: From a machine to the greeting of its node.
-        leave: For a node that is asked to end.
+        leave: For a node that is to end.
         quarantine: The time in which two losses put a machine aside, and how long that lasts.
     """
 
@@ -151,10 +151,10 @@ class Node:
     """One node.
 
     Attributes:
-        since: When it entered its state; ``math.inf`` if it was asked for and did not come in time.
-        machine: What names its machine until that boots anew; empty before the greeting.
+        since: When it entered its state; ``math.inf`` if it was requested and did not come in time.
+        machine: The identity of its machine until the next boot; empty before the greeting.
         slot: Its place there, among those of nodes beside it.
-        last_received_at: When it was last heard.
+        last_received_at: When its last message arrived.
         answered_at: When the last answer to it left, once none follows; None before.
     """
 
@@ -172,7 +172,7 @@ class Nodes:
     """The nodes of one group; a new one has none, and wants *wanted*, spares included.
 
     Attributes:
-        asked: How many have ever been asked for.
+        asked: The number of nodes ever requested.
         losses: The machines that were lost, and when, within `NodeLimits.quarantine`.
         failures: How many nodes in a row have begun on a machine and not greeted.
         have_greeted: Whether any node ever has.
@@ -250,7 +250,7 @@ def offered(nodes: Nodes, number: int, at: float) -> NodeDecision:
 def greeted(nodes: Nodes, number: int, machine: str, at: float, slot: str = "") -> NodeDecision:
     """Return what follows when a node has connected, and has nothing against serving.
 
-    What ran in that *slot* of its *machine* before has ended.
+    All earlier processes in that *slot* of its *machine* have ended.
     """
     node = nodes.find(number, NodeState.JOINING)
     if node is None:
@@ -261,7 +261,7 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float, slot: str = "") 
         place = (before.machine, before.slot)
         if place == (machine, slot) and before.state is NodeState.LOST:
             nodes = nodes.without(before.number)
-            actions += (Fenced(before.number, "a new node on its machine has ended what was left"),)
+            actions += (Fenced(before.number, "a new node on its machine has ended its processes"),)
     node = replace(node, machine=machine, slot=slot, last_received_at=at, since=at)
     losses = [lost for name, lost in nodes.losses if name == machine]
     if len(losses) >= _LOSSES and losses[-1] + nodes.limits.quarantine > at:
@@ -334,7 +334,7 @@ def answers_ended(nodes: Nodes, number: int, last: float) -> NodeDecision:
 
 
 def ended(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
-    """Return what follows when it is certain that nothing of a node runs, by the word of *why*."""
+    """Return the nodes and actions when it is certain, by *why*, that nothing of a node runs."""
     node = nodes.find(number)
     if node is None:
         return nodes, ()
@@ -369,7 +369,7 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
     limits, number = nodes.limits, node.number
     match node.state:
         case NodeState.ASKED:
-            # It stays asked for, as a spare may come late. Said once, until nodes are wanted anew.
+            # The request stays, as a spare may come late. Reported once until the need changes.
             why = f"no machine in {limits.wait:g} s"
             return nodes.with_(replace(node, since=math.inf)), (NoNode(why),)
         case NodeState.JOINING:

@@ -1,9 +1,9 @@
-"""The lease of a node: how long its ranks may run without an answer from the driver's machine.
+"""The lease of a node: the time that its ranks may run without an answer from the driver's machine.
 
 A node sends numbered beats, which are answered. Its lease runs from the moment at which the last
-answered beat was *sent*, not from the moment at which the answer came, which may have been under
-way for long. So the driver's machine, which knows when its last answer left, knows a time after
-which the node has ended its ranks, though nothing of it is heard.
+answered beat was *sent*, not from the moment at which the answer arrived, which may have been in
+transit for long. So the driver's machine, which knows when its last answer left, can compute a time
+after which the node has ended its ranks, without a message from it.
 
 Each side measures on its own clock, one that goes on while the machine is suspended
 (``CLOCK_BOOTTIME``); two clocks may differ in rate by `DRIFT`.

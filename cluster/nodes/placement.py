@@ -1,4 +1,4 @@
-"""Which rank goes to which node."""
+"""Placement: assigns ranks to nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray as the engine: it finds machines and starts one process on each; what dies is ours to say.
+"""Ray as the engine: finds machines, starts a process on each; phalanx decides what is lost.
 
 Only `broker_main`, a process beside the driver, and `agent`, an actor on a node, import Ray.
 """

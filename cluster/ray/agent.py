@@ -1,10 +1,10 @@
 """The agent: the actor that runs the node process of one bundle.
 
-- One exec lies between it and the node process, for Ray ends an actor's own children with it.
+- One exec lies between it and the node process, because Ray ends an actor's own children with it.
 - It ends with its raylet, and the node process with it.
-- It returns how the node process was, when all that came from that has ended.
-- It lets its bundle go when the memory of its GPUs is free, which the next to have them needs, or a
-  minute later: another process may hold it.
+- It returns the outcome of the node process when all descendants of that have ended.
+- It releases its bundle when the memory of its GPUs is free, which the next user of them needs, or
+  a minute later: another process may hold it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""The broker: the process beside the driver that asks Ray for machines, and for agents on them.
+"""The broker: the process beside the driver that requests machines, and agents on them, from Ray.
 
 - The nodes that the ranks need first are one placement group: all of them or none. The spares, and
-  any later one, are groups of their own, on other machines if there are any with room. A bundle of
-  the first group that was left, or that Ray has placed again, is taken if its agent is there
-  earlier.
-- What Ray says of an agent is told as it is: one that Ray cannot reach is in doubt, one that Ray
-  has declared dead is gone. An agent's own word, that its node process has ended, is told too.
-- A node is told as offered when its agent runs, so Ray's queue is no part of the time to join.
-- It ends with the driver, and Ray then ends the agents, whose owner it is. When Ray's head is gone
-  it tells of that at once.
+  any later one, are separate groups, on other machines if any have room. A bundle of the first
+  group that was left, or that Ray has placed again, is taken if its agent is there earlier.
+- Ray's state of an agent is reported unchanged: one that Ray cannot reach is in doubt, one that Ray
+  has declared dead is lost. An agent's report that its node process has ended is passed on too.
+- A node is reported as offered when its agent runs: Ray's queue is not part of the time to join.
+- It ends with the driver, and Ray then ends the agents, whose owner it is. The loss of Ray's head
+  is reported at once.
 
 Why a process: Ray ends the process that has called ``ray.init`` a minute after Ray's head is gone.
 """
@@ -92,7 +91,7 @@ def _tell(control: socket.socket, **what: Any) -> None:
     try:
         control.send(json.dumps(what).encode(), socket.MSG_NOSIGNAL)
     except OSError:
-        os._exit(1)  # the driver has let go
+        os._exit(1)  # the driver has closed the socket
 
 
 def text_of(error: BaseException) -> str:
@@ -154,7 +153,7 @@ class Broker:
         threading.Thread(target=_watch_head, args=head, daemon=True).start()
 
     def run(self) -> None:
-        """Take orders until the driver lets go."""
+        """Take orders until the driver closes the socket."""
         poller = select.poll()
         for fd in (self._control.fileno(), self._wakeup):
             poller.register(fd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What a user says of a Ray cluster, checked when it is built."""
+"""`Ray`: options of a Ray cluster, checked when they are built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OLDEST = (2, 52)
 """The first release of Ray with authentication by token."""
 
-_LARGEST = 64 * 1024  # bytes of a runtime environment; what is long belongs into files
+_LARGEST = 64 * 1024  # bytes of a runtime environment; long values belong into files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Ray(ClusterOptions):
 
     Attributes:
         address: As ``ray.init`` takes it, but no ``ray://``; ``"auto"`` also takes ``RAY_ADDRESS``.
-        resources: What a node reserves in Ray, over what its ranks need: their GPUs, and one CPU.
+        resources: Resources that a node reserves in Ray, beyond the GPUs of its ranks and one CPU.
             ``{"CPU": 16}`` also lets torch use 16 threads: Ray sets ``OMP_NUM_THREADS`` by it.
         runtime_env: As Ray takes it, in plain values: the code and the variables of the nodes.
     """
@@ -59,7 +59,7 @@ class Ray(ClusterOptions):
             remedy = f"give plain values, of which JSON can be made: {error}"
             raise SpecError("cluster.runtime_env", self.runtime_env, remedy) from None
         if size > _LARGEST:
-            remedy = f"give at most {_LARGEST} bytes; put what is long into working_dir"
+            remedy = f"give at most {_LARGEST} bytes; put long values into working_dir"
             raise SpecError("cluster.runtime_env", f"{size} bytes", remedy)
 
     def engine(self, loop: EventLoop, *, gpus_per_rank: float) -> BrokeredEngine:

@@ -1,7 +1,7 @@
-"""The survey of a Ray cluster for ``phalanx doctor``: what it and each of its nodes are, as JSON.
+"""Survey of a Ray cluster for ``phalanx doctor``: properties of it and of its nodes, as JSON.
 
-A task on each node says so, with the standard library alone: a node may lack phalanx. It connects
-to a port of this machine that the kernel has chosen, as node processes do.
+A task on each node reports them, with the standard library alone: a node may lack phalanx. It
+connects to a port of this machine that the kernel has chosen, as node processes do.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What serves a driver from outside: following its stream, and listening for HTTP."""
+"""Serving a driver from outside: following its event stream, and listening for HTTP."""

@@ -1,4 +1,4 @@
-"""`Follower`: follows one driver's stream, one after the other, for a consumer of what it says."""
+"""`Follower`: follows the event streams of drivers, one after the other, for a consumer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LOOK = 0.5  # seconds between two looks for a driver: the kernel has no event for a new socket
 _SLICE = 1.0
-_SILENT = 10.0  # seconds without a word of a driver, of which there is one a second
+_SILENT = 10.0  # seconds without a status of a driver; there is one a second
 
 
 def silence(last_received_at: float, now: float) -> str:
@@ -27,7 +27,7 @@ def silence(last_received_at: float, now: float) -> str:
 
 
 class StreamConsumer(Protocol):
-    """What takes the news of a driver; times are in seconds, *now* on the monotonic clock."""
+    """A consumer of a driver's events; times are in seconds, *now* on the monotonic clock."""
 
     def begin(self, driver: dict[str, Any], now: float) -> None:
         """*driver* (a `DriverStream`) is followed from now on."""
@@ -55,7 +55,7 @@ class Follower(Generic[_A]):
     Without a name it is the only driver of this user.
 
     Attributes:
-        consumer: Takes what the driver says; guarded by *lock*.
+        consumer: Takes the received events; guarded by *lock*.
 
     Raises:
         RuntimeFault: there is no process *pid*.

@@ -1,4 +1,4 @@
-"""What the commands that serve a driver have in common: arguments, listening socket, serving."""
+"""The common part of commands that serve a driver: arguments, listening socket, serving."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, and health routes for Kubernetes: ``with MetricsServer(): ...``.
 
-A process beside the driver follows the driver's stream, as ``phalanx top`` does, and serves what it
-hears: ``/metrics``, ``/healthz`` and ``/readyz``. ``phalanx metrics`` is the same without a change
+A process beside the driver follows the driver's event stream, as ``phalanx top`` does, and serves
+``/metrics``, ``/healthz`` and ``/readyz``. ``phalanx metrics`` is the same without a change
 to the program. Metrics, labels and alerts: ``docs/reference/metrics.md``.
 """
 

@@ -6,7 +6,7 @@ Needs the extra phalanx[prometheus]. Guide: docs/reference/metrics.md.
 Exit codes:
   0  the driver that was named by its pid has ended, or a file was printed
   1  there is no such process, the port cannot be had, or the extra is not installed
-  2  the command line makes no sense
+  2  the command line is invalid
   130  Ctrl-C
 
 Examples:

@@ -1,9 +1,9 @@
-"""Metrics of one driver: what its stream has said, added up. No effects: time is an argument.
+"""Metrics of one driver: sums over its event stream. No effects: time is an argument.
 
-- Counters go on when a group restarts, or its supervisor builds it anew under the same name.
-- What a group is like now is that of the last whole picture, and is dropped with the driver.
-- Times of recoveries and of service come from events, to the microsecond; where a group was
-  restarted as planned, from the pictures, which are one second apart.
+- Counters continue when a group restarts, or its supervisor builds it anew under the same name.
+- The current state of a group is that of the last whole picture, and is dropped with the driver.
+- Times of recoveries and of service come from events, to the microsecond; after a planned
+  restart of a group, from the pictures, which are one second apart.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class _Handler(WSGIRequestHandler):
     timeout = 10.0
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
-        """Log nothing: a probe asks every few seconds."""
+        """Log nothing: there is a probe every few seconds."""
 
 
 def make_server(

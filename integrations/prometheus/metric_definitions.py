@@ -1,6 +1,6 @@
-"""The metrics: their table, and the samples of each, made from `DriverMetrics` when asked for.
+"""The metrics: their table, and the samples of each, made from `DriverMetrics` at each scrape.
 
-Labels are group and rank, never pid: a series goes on when a rank is started anew.
+Labels are group and rank, never pid: a series continues when a rank is restarted.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ TABLE = (
     Family("phalanx_group_ranks", "gauge", _G, "Ranks of the group"),
     Family("phalanx_standby_ranks", "gauge", _G, "Spares that are warm"),
     Family("phalanx_rank_up", "gauge", _R, "1 if the rank takes calls, else 0"),
-    Family(
-        "phalanx_rank_deaths_total", "counter", (*_R, "reason"), "Deaths that were not asked for"
-    ),
+    Family("phalanx_rank_deaths_total", "counter", (*_R, "reason"), "Unrequested deaths"),
     Family("phalanx_restarts_total", "counter", (*_G, "strategy"), "Deaths that led to a restart"),
     Family("phalanx_planned_restarts_total", "counter", _G, "Planned restarts and resizes"),
     Family(

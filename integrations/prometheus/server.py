@@ -1,6 +1,6 @@
 """`MetricsServer`: the metrics of this program, served by a process beside it.
 
-- Neither a thread nor a lock of the driver takes part in a scrape. The process follows the stream
+- A scrape uses no thread or lock of the driver. The process follows the stream
   of the driver (`Runtime(stream=True)`, the default), and ends with the driver, however that ends.
 - If it ends before, another is started on the same socket, at most one in a second.
 """
@@ -49,7 +49,7 @@ class MetricsServer:
         url: The address of the server, without a path.
 
     Raises:
-        SpecError: the address, the port or a label makes no sense.
+        SpecError: the address, the port or a label is invalid.
         MissingPackage: prometheus_client is not installed.
         RuntimeFault: the port is in use, or no process can be started.
     """

@@ -1,4 +1,4 @@
-"""Which state the ranks of a new epoch go on from: a pure decision, the same on every rank."""
+"""The choice of the state from which a new epoch continues: pure, the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a rank has to go on from.
+    """The states that a rank can continue from.
 
     Attributes:
         step: The step of the state in its own memory; -1 if it has none that is whole.
@@ -26,7 +26,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the ranks take their state from.
+    """The source of the ranks' state.
 
     Attributes:
         kind: ``"memory"``: a rank that has applied *step*, for those that have not. ``"buffers"``.
@@ -46,7 +46,7 @@ def agree(claims: Sequence[Claim], *, sharded: bool, used: bool) -> Source:
 
     Args:
         claims: Of all ranks.
-        sharded: Whether each rank's state is its own; else that of any rank is everyone's.
+        sharded: Whether each rank's state is different; else all ranks have the same state.
         used: Whether there has been a complete set of buffers.
 
     Raises:

@@ -51,7 +51,7 @@ _RUN_KEYS = ("world_size", "seed", "sharded")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where the buffers are: two files for each rank, and the table that all share."""
+    """The location of the buffers: two files for each rank, and the table that all share."""
 
     slots: tuple[tuple[str, str], ...]
     table: str
@@ -63,7 +63,7 @@ class Store:
 
     Args:
         folder: For this run alone; None for memory.
-        run: What must not differ when a run is resumed: world size, seed, whether it is sharded,
+        run: Values that a resumed run must not change: world size, seed, whether it is sharded,
             and the threads of a rank, which are taken from the folder.
 
     Raises:

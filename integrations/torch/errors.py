@@ -1,4 +1,4 @@
-"""Errors of training: each names what cannot be kept exact, and what to do.
+"""Errors of training: each names the object that cannot be kept exact, and the remedy.
 
 All of them survive pickling: a worker's error reaches the driver with its type.
 """
@@ -72,7 +72,7 @@ class NoRoom(TrainingError):
     def __init__(self, where: str, size: int, why: str) -> None:
         super().__init__(
             f"no room for {size} bytes of state in {where}: {why}; make room or give another "
-            "folder: what is in the buffers stays, and a step that was applied is not lost"
+            "folder: the buffers are kept, and a step that was applied is not lost"
         )
         self.size = size
 

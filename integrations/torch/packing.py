@@ -1,6 +1,6 @@
 """Packing: a tree of values to a skeleton in pickle and tensors as plain bytes, and back.
 
-Tensors are not pickled: each is copied, once, to its place among the bytes. What is read back has
+Tensors are not pickled: each is copied, once, to its place among the bytes. A restored tensor has
 the dtype, shape and strides it had.
 """
 

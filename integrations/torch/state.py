@@ -37,7 +37,7 @@ class State:
 
     Attributes:
         step: The last step that was committed; 0 before the first.
-        result: What was committed with it.
+        result: The result that was committed with it.
 
     Raises:
         HiddenState: an object draws from a state that cannot be kept.
@@ -234,7 +234,7 @@ class State:
         }
 
     def _load_light(self, tree: Tree) -> None:
-        # What a step that failed has added is left as it is.
+        # Additions of a step that failed are left as they are.
         for part, training in zip(self._parts, tree["training"], strict=False):
             part.training = bool(training)
         for parameter, wanted in zip(self._each(), tree["wanted"], strict=False):

@@ -1,8 +1,8 @@
 """Trainer: the worker class of a training run; a step is a call, and any step can be done again.
 
 - Before each step all random numbers are seeded from (seed, step, rank) and gradients are cleared.
-- After a death all ranks go on from one state: `agreement` says which.
-- A step that failed leaves nothing behind: it is begun again from the state before it.
+- After a death all ranks continue from one state, which `agreement` chooses.
+- A step that failed has no effect: it is begun again from the state before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHUNK = 1 << 26  # bytes broadcast at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every rank of a run is given.
+    """The settings that every rank of a run gets.
 
     Attributes:
         paths: Where the buffers are.
@@ -64,7 +64,7 @@ class Resumed:
         step: The last step that is in it.
         redone: Steps that had been begun and are done again.
         source: ``"memory"`` of a survivor, ``"buffers"``, or ``"new"``.
-        seconds: What joining and exchanging the state took.
+        seconds: The time for joining and for exchanging the state.
         at: When it was done, in seconds of `time.monotonic`.
     """
 
@@ -162,7 +162,7 @@ class Trainer(WorkerActor):
         self._form(ctx, new=self.plan.sharded)
 
     def _form(self, ctx: WorkerContext, *, new: bool) -> None:
-        """Join an epoch; the driver hears of an error that every successor would raise again."""
+        """Join an epoch; the driver gets an error that every successor would raise again."""
         try:
             self._take_part(ctx, new=new)
         except TrainingError as error:
@@ -240,7 +240,7 @@ class Trainer(WorkerActor):
             if not state.is_committed:
                 msg = (
                     f"step {step} failed after it had changed parameters; call restart() of the "
-                    "executor, which goes on from the last complete state"
+                    "executor, which continues from the last complete state"
                 )
                 raise StateLost(msg)
             state.roll_back()

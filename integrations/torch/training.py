@@ -39,7 +39,7 @@ class Step:
     """A step that every rank has done.
 
     Attributes:
-        result: What rank 0 has of `Trainer.train_step`.
+        result: Rank 0's value of `Trainer.train_step`.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Training(Generic[_T]):
 
     Attributes:
         executor: The `Executor`; its calls may be used beside the run's.
-        resumed: What the ranks went on from, after each death.
+        resumed: The state from which the ranks continued, after each death.
         step: The last step that was done.
 
     Raises:

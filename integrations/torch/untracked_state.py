@@ -1,6 +1,6 @@
-"""What a trainer may not hold: objects that change with each use and are in no state.
+"""Detection of hidden state in a trainer: objects that change with each use and are in no state.
 
-A run that drew from one of them would go on with other samples or other numbers after a death.
+A run that draws from one of them would continue with other samples or numbers after a death.
 """
 
 from __future__ import annotations

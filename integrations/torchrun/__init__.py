@@ -2,9 +2,9 @@
 
 Guarantees: options, environment variables, log folders, error files, exit codes and the summary of
 the first failure are torchrun's (as of torch 2.13), on one machine. Ranks are forked from a process
-that has imported torch; each round has a store and a port of its own; nothing is left behind.
+that has imported torch; each round has a new store and a new port; nothing is left behind.
 
-The driver does not import torch. What differs from torchrun: ``docs/howto/torchrun.md``.
+The driver does not import torch. Differences from torchrun: ``docs/howto/torchrun.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Use of the processor by a rank and what it has started: the sign that it does not hang."""
+"""Processor use of a rank and its descendants: the sign that it does not hang."""
 
 from __future__ import annotations
 

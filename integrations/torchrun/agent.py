@@ -67,7 +67,7 @@ class _Signals:
 
     def __enter__(self) -> Self:
         for number in self._numbers:
-            # What nohup has set stays.
+            # The setting of nohup stays.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self

@@ -7,7 +7,7 @@ phalanx[torch]. Guide: docs/howto/torchrun.md.
 Exit codes:
   0  every rank has succeeded
   1  the run has failed, or a signal has ended it
-  2  the command line makes no sense
+  2  the command line is invalid
 
 Examples:
   phalanx torchrun --standalone --nproc-per-node 4 train.py --epochs 3

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnvironment:
-    """What the variables of all ranks and rounds of a run have in common.
+    """The values that the variables of all ranks and rounds of a run share.
 
     Attributes:
         given: The launcher's values of variables that phalanx sets for its workers otherwise; None

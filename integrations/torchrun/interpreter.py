@@ -2,7 +2,7 @@
 
 - The program is ``__main__`` on the main thread, with the signals, ``sys.argv``, ``sys.path`` and
   unbuffered streams that ``python -u`` gives it.
-- What a Python does at its end is done here: threads are joined, ``atexit`` functions run, files
+- The exit steps of Python are done here: threads are joined, ``atexit`` functions run, files
   are flushed. Only a program that succeeds returns; any other end is the end of the process.
 - A process that the program has forked, and that leaves the program, ends here too.
 """
@@ -144,7 +144,7 @@ def _execute(program: Program, scope: dict[str, Any]) -> None:
             if compiled
             else compile(text, path, "exec", dont_inherit=True)
         )
-        exec(code, scope)  # noqa: S102  # it is what was asked for
+        exec(code, scope)  # noqa: S102  # that is the command
 
 
 def _exit_code(end: SystemExit) -> int:

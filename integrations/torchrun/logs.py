@@ -1,4 +1,4 @@
-"""Log folders of a run: where the streams and error files of each rank and round lie.
+"""Log folders of a run: paths of the streams and error files of each rank and round.
 
 - The layout is torchrun's: ``stdout.log``, ``stderr.log`` and ``error.json`` of a rank lie in
   ``LOG_DIR/RUN-ID_xxxx/attempt_N/RANK``.
@@ -45,7 +45,7 @@ def streams_of(field_name: str, text: str, world_size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSpec:
-    """What of each rank goes where.
+    """The destinations of the output of each rank.
 
     Attributes:
         folder: The ``--log-dir``; None for none, ``/dev/null`` for no files at all.

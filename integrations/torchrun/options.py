@@ -1,6 +1,6 @@
-"""Options of ``phalanx torchrun``: torchrun's, and those that it does not have.
+"""Options of ``phalanx torchrun``: torchrun's, and additional ones.
 
-- Each may be given by ``PET_`` and its name, as with torchrun; the command line goes before.
+- Each may be given by ``PET_`` and its name, as with torchrun; the command line has precedence.
 - A switch that is not needed here is accepted, and listed in `Options.ignored`; a value that cannot
   be honoured, or contradicts another, is a `SpecError` that names both.
 
@@ -33,7 +33,7 @@ _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is to be run, and how; checked.
+    """The options of a run; checked.
 
     Attributes:
         hang_after: Seconds without any use of the processor after which a rank counts as hung;

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What each rank runs.
+    """The program that each rank runs.
 
     Attributes:
         kind: ``"script"``, ``"module"`` (as of ``python -m``), or ``"command"``, which is executed.
         target: The path, the module's name, or the command's file.
         args: Its arguments; ``${local_rank}`` stands for the local rank.
-        name: What the summary calls it.
+        name: Its name in the summary.
     """
 
     kind: Literal["script", "module", "command"]

@@ -32,7 +32,7 @@ class Failure:
     Attributes:
         code: The exit code; below 0 the signal that ended it.
         error_file: Where its error lies; ``<N/A>`` if there is none.
-        record: What lies there; None for nothing.
+        record: Its content; None for none.
         message: The traceback, or what is known instead.
         at: Seconds since the epoch.
     """
@@ -47,7 +47,7 @@ class Failure:
 
     @classmethod
     def of(cls, exited: WorkerExited, logs: LogPlan) -> Failure | None:
-        """Return the failure that *exited* tells of; None if that is none."""
+        """Return the failure that *exited* reports; None if that is none."""
         reason = exited.reason
         code = -reason.signal if reason.signal is not None else reason.code
         if not code or exited.rank is None:

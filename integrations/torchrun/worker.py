@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every rank runs; pickled by name.
+    """The job of every rank; pickled by name.
 
     Attributes:
         path: ``sys.path`` without the program's own folder.

@@ -1,8 +1,8 @@
-"""vLLM whose worker processes heal: ``LLM(..., **phalanx.integrations.vllm.supervised())``.
+"""vLLM with supervised workers: ``LLM(..., **phalanx.integrations.vllm.supervised())``.
 
-Guarantees: the death of a worker costs its engine seconds, not its requests; what the plug-in does
-not support is an error before a worker is started, with a remedy; the import of this package needs
-nothing of vLLM. What has been tested, and what has not: ``docs/tutorials/vllm.md``.
+Guarantees: the death of a worker costs its engine seconds, not its requests; an unsupported
+configuration is an error before a worker is started, with a remedy; importing this package needs
+nothing of vLLM. Tested and untested features: ``docs/tutorials/vllm.md``.
 """
 
 from __future__ import annotations

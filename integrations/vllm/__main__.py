@@ -3,8 +3,8 @@
 Guarantees: every option is that of ``vllm serve``; the workers are under `SupervisedExecutor`.
 
 ``vllm serve --distributed-executor-backend phalanx.integrations.vllm.SupervisedExecutor`` does the
-same, except with pipeline stages: vLLM asks whether an executor can do those before it looks up a
-name, and takes the name's silence for a no. Here it is given the class.
+same, except with pipeline stages: vLLM checks whether an executor supports those before it resolves
+a name, and assumes that a name does not. Here it is given the class.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 vLLM promises none of them to executors: when a release moves one, this is the file to change.
 
-Guarantees: a release that is older than the tested ones, or lacks something that is used of it, is
-refused by name and with a remedy; a newer one that lacks nothing is taken, with a warning.
+Guarantees: a release that is older than the tested ones, or lacks a used name, is
+refused by name and with a remedy; a newer one that has them all is accepted, with a warning.
 """
 
 from __future__ import annotations

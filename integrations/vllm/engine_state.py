@@ -2,7 +2,7 @@
 
 Guarantees: the exception of a call names the last death, with its crash report; if the engine core
 is a separate process, vLLM's `EngineDeadError` in the process of its client does too. The
-server's ``/metrics`` holds what has been recovered from, and its ``/health`` tells an engine that
+server's ``/metrics`` counts recoveries, and its ``/health`` distinguishes an engine that
 recovers from one that serves, with `HealthRoute`.
 
 vLLM has no way for an engine core to send any of it to its client. So the client, which imports the
@@ -51,7 +51,7 @@ class EngineRecovering(RuntimeError):
 
 
 class EngineState:
-    """What one engine core says of its workers; any thread may use it."""
+    """The state of an engine core's workers, as it reports it; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class _Metrics:
 
 
 def register() -> None:
-    """Have the processes below a client of ours tell of its engines, such as several API servers.
+    """Have processes below a client, such as several API servers, report the end of its engines.
 
     vLLM calls it in each of its processes (``vllm.general_plugins``). In any other process it does
     nothing, and imports nothing of vLLM.

@@ -1,7 +1,7 @@
 """`SupervisedExecutor`: vLLM's workers as a supervised rank group.
 
 Guarantees: a new epoch is brought to the state of the old one (`recovery`) before it gets any other
-call; vLLM's own calls are made again after a death, the user's are not. When the group has ended
+call; vLLM's own calls are replayed after a death, the user's are not. When the group has ended
 for good, every call fails with the report of its last death, and the engine ends as it does without
 this plug-in.
 
@@ -189,7 +189,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     def _end_error(self, why: str = "") -> EngineEnded:
         """Return the error of every call from now on, and leave it for the client.
 
-        *why* is a reason that the group does not know of: it ends, too.
+        *why* is a reason outside of the group, which is then ended too.
         """
         if why:
             self._fail(why)

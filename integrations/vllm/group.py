@@ -1,7 +1,7 @@
 """The rank group of one engine, from vLLM's configuration and the policy.
 
 Guarantees: ranks have the layout, the devices and the processors that vLLM's own executor would
-give them; the process that they are forked from has imported what they and this model need.
+give them; the process that they are forked from has imported the modules that this model needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The scheduler's part: requests continue after the workers that ran them are gone.
+"""The scheduler's part: requests continue after the workers that ran them have died.
 
-Guarantees: nothing of a lost step is taken as output; every request that had begun returns to its
+Guarantees: no result of a lost step becomes output; every request that had begun returns to its
 place in the queue, with nothing computed and all of its tokens, and no token is generated twice;
-what has been finished stays so. A request that cannot be continued exactly ends alone, with an
-error that says why. It works with any scheduler that derives from vLLM's.
+finished requests stay finished. A request that cannot be continued exactly ends alone, with an
+error that gives the reason. It works with any scheduler that derives from vLLM's.
 """
 
 from __future__ import annotations

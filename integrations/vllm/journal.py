@@ -1,9 +1,9 @@
-"""The journal of one engine: the calls that bring a new worker to the state of the one that died.
+"""The journal of one engine: the calls whose replay brings a new worker to its predecessor's state.
 
 Guarantees: calls come in the order in which they were first made, each with its first arguments:
-the blocks of the KV cache are not counted again, so that what the scheduler knows of them stays
-true. A call that another one has undone is not made again. What cannot be made again, and may have
-changed weights, is `Journal.lost`. Pure.
+the blocks of the KV cache are not counted again, so that the scheduler's data about them stays
+valid. A call that another one has undone is not replayed. A call that cannot be replayed, and may
+have changed weights, is in `Journal.lost`. Pure.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _ALL = frozenset(("weights", "kv_cache"))
 
 
 class _Sleep:
-    """Which memory of the workers sleeps, and the few calls that bring a new worker to that."""
+    """The sleeping memory of the workers, and the few calls that bring a new worker to that."""
 
     def __init__(self) -> None:
         self._call: Entry | None = None

@@ -1,8 +1,8 @@
 """The policy of a supervised engine, and `supervised`, which gives it to vLLM.
 
 Guarantees: a `Policy` is valid once it exists; `Policy.to_json` returns plain JSON, as taken by
-``vllm serve --additional-config '{"phalanx": {...}}'``; an unknown field is an error. What can be
-checked without a model is checked before vLLM sees any of it.
+``vllm serve --additional-config '{"phalanx": {...}}'``; an unknown field is an error. All checks
+that need no model are made before the policy reaches vLLM.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEY = "phalanx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How the workers of one engine are supervised.
+    """The supervision options of the workers of one engine.
 
     Attributes:
         intensity: How many restarts are allowed; one more ends the engine, as any death does
@@ -188,7 +188,7 @@ def check_config(config: Any) -> None:
         given = getattr(config, field, None)
         if given is not None:
             raise SpecError(
-                field, given, "what a connector holds outside of the workers is not healed; leave"
+                field, given, "a connector's state outside of the workers is not restored; omit it"
             )
 
 
@@ -224,7 +224,7 @@ def supervised(
 
     Raises:
         Unsupported: vLLM is missing, or its version has not been tested.
-        SpecError: a field makes no sense.
+        SpecError: a field is invalid.
     """
     if additional_config is not None and not isinstance(cast("object", additional_config), Mapping):
         raise SpecError("additional_config", additional_config, "give a mapping")

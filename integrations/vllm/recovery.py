@@ -52,7 +52,7 @@ class NotRestored(Exception):
 
 @dataclass(frozen=True)
 class WeightsLost:
-    """What the hook ``on_weights_lost`` gets: workers with the weights of the engine's start.
+    """The argument of ``on_weights_lost``: workers with the weights of the engine's start.
 
     Attributes:
         epoch: Theirs; each restart has a higher one.
@@ -72,7 +72,7 @@ class Recovery:
     Args:
         group: The workers.
         limit: Seconds that a replay may take, and as many the hook.
-        state: What the client is told.
+        state: The state that is reported to the client.
         hook: Sets weights that have been lost; None ends the engine instead.
         ended: Returns the error of calls to an engine that has ended for good, for the given reason
             or, if that is empty, for the group's.

@@ -52,7 +52,7 @@ def lost_step(epoch: int) -> LostStep:
 
 
 class StepFuture(Future[Any]):
-    """The future of one step; it is done once the engine core's thread has asked for the output.
+    """The future of one step; it is done once the engine core's thread has requested the output.
 
     Args:
         wait: Returns the output, or raises; called once.
@@ -85,7 +85,7 @@ class Steps:
         group: The workers.
         epoch: For which the engine core schedules first.
         output_rank: Its answer is the step's.
-        samples: Whether the engine core asks for a sample after each step.
+        samples: Whether the engine core requests a sample after each step.
         heal: Brings the workers to the state of those before them; returns their epoch.
         end_error: Returns the error for the end of the group.
     """
@@ -118,7 +118,7 @@ class Steps:
         self._first_half = self._held = None
         if not (non_block and self._samples and scheduler_output.total_num_scheduled_tokens):
             return self._step("execute_model", scheduler_output, non_block=non_block)
-        # The engine core asks for a sample next, at once where there is no grammar to be looked up.
+        # The engine core requests a sample next, at once if there is no grammar to be looked up.
         if scheduler_output.has_structured_output_requests:
             self._step("execute_model", scheduler_output, non_block=True)
         else:

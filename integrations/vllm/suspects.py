@@ -42,7 +42,7 @@ class Suspects:
 
     @property
     def is_watching(self) -> bool:
-        """Whether there is a request whose steps are to be told."""
+        """Whether there is a request whose steps are to be reported."""
         return bool(self._watched)
 
     def lose(self, running: Mapping[str, int]) -> list[str]:

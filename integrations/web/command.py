@@ -1,12 +1,12 @@
 """Serve a read-only page of a running driver.
 
 Serves a live page of supervisors, groups, ranks, events and crash reports, and
-the same as /state.json. Who can reach the address can read it.
+the same as /state.json, without authentication.
 
 Exit codes:
   0  the driver that was named by its pid has ended
   1  there is no such process, or the port cannot be had
-  2  the command line makes no sense
+  2  the command line is invalid
   130  Ctrl-C
 
 Examples:

@@ -1,4 +1,4 @@
-"""`LiveView`: what the page shows of one driver, as JSON; each change wakes who waits for it."""
+"""`LiveView`: the data of one driver's page, as JSON; each change wakes the threads that wait."""
 
 from __future__ import annotations
 

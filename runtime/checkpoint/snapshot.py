@@ -199,7 +199,7 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
     whole = read_file(file, start + size)[start:] if sealed else copied(file, start, size)
     head = bytes(whole[:HEAD])
     if Stamp.unpack(head).size + HEAD != size:
-        raise ValueError(f"it is torn: {size} bytes, which is not what it says")
+        raise ValueError(f"it is torn: {size} bytes, which is not the size in its header")
     if not sealed:
         digest = _sha256(head[: _STAMP.size])
         digest.update(whole[HEAD:])

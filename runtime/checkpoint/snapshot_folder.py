@@ -1,8 +1,8 @@
-"""Snapshot folder: where one executor keeps the snapshots of its ranks.
+"""Snapshot folder: a directory with the snapshots of one executor's ranks.
 
 Guarantees: one executor at a time uses it (``flock``, which the kernel releases with its holder);
-the folder, and every file that is read, belongs to this user and is writable by no other, for what
-is unpickled is code; only snapshots are removed.
+the folder, and every file that is read, belongs to this user and is writable by no other, because
+unpickling runs code; only snapshots are removed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def check_folder(field: str, value: object) -> Path:
     except OSError as error:
         raise SpecError(field, given, f"cannot be used: {error}") from None
     if not stat.S_ISDIR(seen.st_mode):
-        raise SpecError(field, given, "is no folder")
+        raise SpecError(field, given, "is not a folder")
     if seen.st_uid != os.geteuid():
-        why = f"belongs to user {seen.st_uid}; what is in it would be run as code"
+        why = f"belongs to user {seen.st_uid}; unpickling its files would run their code"
         raise SpecError(field, given, why)
     if seen.st_mode & 0o077:
         why = f"others may enter it (mode {stat.S_IMODE(seen.st_mode):o})"
-        raise SpecError(field, given, f"{why}, and what is in it is run as code; chmod 700 it")
+        raise SpecError(field, given, f"{why}, and unpickling its files runs code; chmod 700 it")
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"x")
@@ -148,7 +148,7 @@ class SnapshotFolder:
 def _check_file(fd: int, name: SnapshotName) -> None:
     seen = os.fstat(fd)
     if not stat.S_ISREG(seen.st_mode):
-        raise ValueError("it is no plain file")
+        raise ValueError("it is not a plain file")
     if seen.st_uid != os.geteuid() or seen.st_mode & 0o022:
         raise ValueError("others may have written it")
     stamp: Stamp = verify(fd)

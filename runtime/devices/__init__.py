@@ -1,1 +1,1 @@
-"""Which devices exist, which lease holds them, and whether they are well."""
+"""Devices: inventory, leases, release of memory, health and quarantine."""

@@ -1,7 +1,7 @@
-"""Allocation: which devices each rank is given, and its lease of them.
+"""Allocation: assigns devices to ranks, and describes their leases.
 
 A lease is the right of a worker to a device, to several, or to a part of one. All ranks of a
-request are placed, or none. A rank that had devices before gets those again if they are well;
+request are placed, or none. A rank that had devices before gets those again if they have no fault;
 else those of its number, else the first that have room: one device is filled before the next
 is begun. No device in quarantine is given.
 """

@@ -2,9 +2,9 @@
 
 The part of a dead worker counts as leased until its memory is seen to be released: while no other
 lease is left, as much memory is in use as before the first lease, or less. Memory of other programs
-is left out as far as NVML lists it per process. While other leases remain nothing tells whose
-memory it is: the dead process must have left NVML's list, and what it left behind is found when the
-last lease ends.
+is left out as far as NVML lists it per process. While other leases remain memory cannot be
+attributed to a process: the dead process must have left NVML's list, and memory that it left behind
+is found when the last lease ends.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Device:
         capacity: How often it may be leased as a whole.
         place: Its name in CUDA, in the driver's own process.
         idle: Its memory before the first lease.
-        releasing_bytes: What dead workers still hold, by the last reading; also in quarantine.
+        releasing_bytes: Memory of dead workers, by the last reading; also in quarantine.
         accepted: Faults that the user has accepted.
     """
 
@@ -193,7 +193,7 @@ class Device:
 
     @property
     def leased(self) -> float:
-        """How much of it is leased, or not released yet."""
+        """The share of it that is leased, or not released yet."""
         leaving = sum(one.lease.share for one in self.leaving)
         return sum(lease.share for lease in self.leases) + leaving
 

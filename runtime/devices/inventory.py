@@ -1,11 +1,11 @@
-"""This machine's GPUs and their faults, by NVML, else the driver's files in /proc; never CUDA.
+"""Inventory of this machine's GPUs and their faults: by NVML, else by /proc; never by CUDA.
 
 A GPU that is partitioned (MIG) is listed as its instances.
 
 Guarantees: no CUDA context is created in the driver, which would make every later fork unsafe.
 NVML's errors become answers ("cannot be measured", a fault), not exceptions; an NVML that hangs, as
-it does on some dying devices, costs the caller a few seconds at most. Xid errors are collected from
-the first question about faults on. A machine without NVIDIA's driver has no GPUs.
+it does on some failing devices, costs the caller a few seconds at most. Xid errors are collected
+from the first query of faults on. A machine without NVIDIA's driver has no GPUs.
 
 Source: NVIDIA's NVML reference, and its catalogue of Xid errors. Which Xids are the application's
 own doing is taken from the Kubernetes device plugin.
@@ -398,7 +398,7 @@ class NvmlInventory(GpuInventory):
                 nvml.nvmlEventSetFree(events)
         nvml.nvmlShutdown()
 
-    # --- asking ---------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         try:

@@ -7,7 +7,7 @@ quarantine by then. A device with a fault that is not tolerated, or whose memory
 holds, is in quarantine until that is over; each change is reported once to every subscriber.
 Several groups, and whole trees, may share one pool.
 
-A pool of CPU slots has no devices: every lease of it is the same, and always to be had.
+A pool of CPU slots has no devices: all its leases are equal and always available.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Where the ranks of torch.distributed meet."""
+"""The rendezvous of torch.distributed, and the abort of process groups."""

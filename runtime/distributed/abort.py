@@ -2,7 +2,7 @@
 
 - gloo closes its connections when the last reference to a group is gone. A worker that keeps one of
   its own (the group, a module that was given it, the handle of an operation, a thread that is in
-  one) would hold up every rank that waits for it until the group's timeout, 30 minutes by default;
+  one) would block every rank that waits for it until the group's timeout, 30 minutes by default;
   torch has no call that ends them (``shutdown`` and ``abort`` do nothing in gloo 2.13). But an
   operation whose own timeout is over closes every connection of its group, so a group is aborted by
   one of a millisecond. A thread in the middle of a message gets no error

@@ -1,6 +1,6 @@
 """The rendezvous of a rank group: a fresh port for every epoch.
 
-- The port is bound before its number is given to anyone, on loopback only, unless ranks are on
+- The port is bound before its number is passed on, on loopback only, unless ranks are on
   other machines. No epoch can read a key of another. The driver does not import torch.
 - A group that never uses torch.distributed starts no process: the driver listens, and the first
   rank that connects makes it start the store's process and pass it the listening socket, with that
@@ -56,7 +56,7 @@ _ATTEMPT = timedelta(seconds=1)  # then the port is checked again
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank is, among the nodes that have ranks.
+    """The position of a rank among the nodes that have ranks.
 
     Attributes:
         node: The number of its node, among all that there have been.
@@ -77,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where and as what the ranks of one epoch meet.
+    """The rendezvous of one epoch's ranks: address, port and key prefix.
 
     Attributes:
         prefix: Before every key of this epoch.
@@ -308,7 +308,7 @@ def init_process_group(
     dist: Any = import_module("torch.distributed")
 
     if rendezvous is None and world_size != 1:
-        raise RuntimeFault(f"rank {rank} of {world_size} has no rendezvous to meet the others at")
+        raise RuntimeFault(f"rank {rank} of {world_size} has no rendezvous address")
     if isinstance(timeout, int | float):
         timeout = timedelta(seconds=timeout)
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}

@@ -1,9 +1,9 @@
 """Control groups of this process, of either version: processors that they leave, kills for memory.
 
-- The folders need not exist, nor have the files that are looked for.
+- The folders need not exist, nor have the expected files.
 - A rise of a group's count of kills for lack of memory, between a process's start and its SIGKILL,
   is evidence for one death and only one. Without it a SIGKILL stays a SIGKILL.
-- Kills by a program that watches memory (systemd-oomd, earlyoom) are ordinary signals. A
+- Kills by a program that monitors memory (systemd-oomd, earlyoom) are ordinary signals. A
   `MemoryError`, as under ``RLIMIT_AS``, is an exception and no kill.
 
 Source: ``memory.events`` and ``memory.oom_control`` in the kernel's documentation of control

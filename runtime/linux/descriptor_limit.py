@@ -1,7 +1,7 @@
 """The limit of open descriptors (``RLIMIT_NOFILE``) of this process.
 
 - The soft limit is only ever raised, never beyond the hard one, and in the driver by no more than
-  is asked for and half of that for the program's own files.
+  the request and half of that for the program's own files.
 - Processes that run a user's code are started with the limit that the program had set.
 
 Imports the standard library only: the guardian uses it.

@@ -1,11 +1,11 @@
 """Registry of open descriptors, and passing of descriptors over Unix sockets (SCM_RIGHTS).
 
 - After ``os.fork`` every registered descriptor is closed in the child before any of the child's own
-  code runs. Otherwise a child of the user's would hold our sockets open: the other end would see no
-  end of file, and two processes would read from one socket. A fork made by C code passes this by.
+  code runs. Otherwise a child of the user's would hold these sockets open: the other end would get
+  no end of file, and two processes would read from one socket. A fork by C code bypasses this.
 - Register a descriptor after opening it, and unregister it before closing it.
-- Received descriptors are closed on exec, and flags are heeded: ``socket.recv_fds`` and
-  ``socket.send_fds`` of CPython take flags and drop them.
+- Received descriptors are closed on exec, and flags are applied: ``socket.recv_fds`` and
+  ``socket.send_fds`` of CPython take flags and ignore them.
 """
 
 from __future__ import annotations

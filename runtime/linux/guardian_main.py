@@ -1,9 +1,9 @@
 """The guardian process: kills the driver's process tree when the driver has died.
 
-- A file in memory, which the driver keeps up to date, has the sessions of its processes and the end
-  of its lease. That is the end of the driver: it is killed as well, for it may be stopped.
+- A memfd that the driver updates has the sessions of its processes and the time at which its lease
+  ends. When the lease ends the driver is killed too, because it may be stopped.
 - It watches the driver by pidfd: a forked child of the user's that still holds the other end of the
-  socket makes no difference.
+  socket has no effect.
 - It ignores every signal that can be ignored; a clean close of the driver kills it.
 - It imports the standard library only: one runs beside each driver.
 """
@@ -29,7 +29,7 @@ LEASE = struct.Struct("@d8x")
 """First in the file: the end of the lease, in seconds of ``syscalls.boot_time``, or infinity."""
 
 SESSION = struct.Struct("@qq")
-"""What follows it: pid and start of a session's leader; zeros if the place is free."""
+"""A record after it: pid and start of a session's leader; zeros if the place is free."""
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Process title, process tag and environment of this process, as other processes see them.
 
 - After `show_title` ``ps`` lists the process under its title.
-- After `show_tag` ``/proc/*/environ`` of this process, and the environment of what is forked from
-  it or started by it, have the new tag.
-- `adopt` gives a process that exists what a new one would have been started with.
+- After `show_tag` ``/proc/*/environ`` of this process, and the environment of processes that it
+  forks or starts, have the new tag.
+- `adopt` gives an existing process the title, tag and environment of a new one.
 
 A forked process keeps the arguments and the environment of the program that it was forked from in
 the memory that the kernel shows, so both are overwritten in place: setting ``os.environ`` changes

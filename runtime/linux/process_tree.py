@@ -1,12 +1,12 @@
-"""Process trees: the tag by which a process is known, and how a whole tree is killed.
+"""Process trees: the tag that identifies the processes of a tree, and the kill of a whole tree.
 
 - Each process that the driver starts has a unique tag in its environment, which contains the tag of
-  its tree and is inherited by whatever it starts. A tree inside a worker of another tree carries
+  its tree and is inherited by its descendants. A tree inside a worker of another tree carries
   both tags.
-- `kill` ends every process that carries the tag, is in one of the sessions, or descends from one
-  that does or is. All are stopped (SIGSTOP) before any is killed, so that none forks meanwhile; a
-  process that forks and exits while it is looked for is found in its child. No signal goes to a
-  process that merely got the number of another.
+- `kill` ends every process that carries the tag, is in one of the sessions, or descends from such
+  a process. All are stopped (SIGSTOP) before any is killed, so that none forks meanwhile; a
+  process that forks and exits during the search is found through its child. No signal goes to a
+  process that merely got the pid of another.
 - Python's resource trackers go last: once all others have ended, each removes the shared memory and
   semaphores that these have left, and ends by itself.
 - A process that has left the session, cleared its environment and lost its parent is not found.
@@ -64,7 +64,7 @@ class TreeTag:
 
     @property
     def pattern(self) -> bytes:
-        """What the environment of each process of the tree contains."""
+        """The text that the environment of each process of the tree contains."""
         return f"{self.tree}/".encode()
 
     def of(self, number: int, label: str) -> ProcessTag:
@@ -132,7 +132,7 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     ends between being listed and being read may have forked before, and its child not be in that
     listing: so they are listed again until all that are new have lived to be read.
     """
-    # Whatever else is wrong: never init, never ourselves, never our ancestors.
+    # In any case: never init, never this process, never its ancestors.
     targets = (target, *target.others)
     spare = {1, *procfs.ancestors(os.getpid()), *(pid for each in targets for pid in each.spare)}
     leaders = {key for each in targets for key in each.sessions}
@@ -282,7 +282,7 @@ def stop_all(
 def _end_all(
     target: TreeTarget, held: Mapping[tuple[int, int], tuple[int, Victim]], deadline: float
 ) -> list[Victim]:
-    """Kill and let go of *held*; return those that are still there at *deadline*."""
+    """Kill and release *held*; return those that still exist at *deadline*."""
     left: list[Victim] = []
     trackers = [pidfd for pidfd, victim in held.values() if _is_tracker(victim.pid)]
     others = [pidfd for pidfd, _ in held.values() if pidfd not in trackers]

@@ -1,7 +1,7 @@
-"""What ``/proc`` shows of processes.
+"""Readers of ``/proc``: state, parents, environment, memory and descriptors of processes.
 
-A process that does not exist, or may not be looked at, is None or empty. If no descriptor is free
-to look with, `OSError` is raised: that says nothing about the process.
+A process that does not exist, or may not be read, is None or empty. If no descriptor is free
+for reading, `OSError` is raised: that says nothing about the process.
 
 Imports the standard library only: the guardian uses it.
 """

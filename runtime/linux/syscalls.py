@@ -1,4 +1,4 @@
-"""Linux system calls that Python has no name for.
+"""Linux system calls for which Python has no function.
 
 Each returns a plain value or raises `OSError`; one that the running kernel lacks returns None or
 False. Imports the standard library only: the guardian uses it.

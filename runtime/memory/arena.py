@@ -1,16 +1,16 @@
 """Shared-memory allocator for large message bodies: one writer, many readers.
 
-Guarantees: the place of a message is used again only when its sender has released it and every
+Guarantees: the slot of a message is reused only when its sender has released it and every
 reader that was lent it has returned it or is dead; memory is reserved before it is written, so a
 full machine is an error here and not a SIGBUS; the file never shrinks; idle memory goes back to the
 kernel (`trim_if_idle`). A view that is never released pins its own slot only.
 
 How a reader returns a slot: it has a page that only it writes, with one counter per slot. The
-writer counts what it lent, the reader what it returned; equal counters mean that nothing is held.
-Nothing is repaired after a death: the writer forgets the reader, page and all.
+writer counts loans, the reader returns; equal counters mean that the reader holds nothing.
+Nothing is repaired after a death: the writer drops the reader with its page.
 
-Ordering: a reader unmaps a place before it counts it back. The unmapping ends every read through
-that mapping on x86-64 and ARM64 alike, before the counter is stored. Of a place that stays mapped a
+Ordering: a reader unmaps a slot before it counts it back. The unmapping ends every read through
+that mapping on x86-64 and ARM64 alike, before the counter is stored. For a slot that stays mapped a
 lock that is released and taken between the last read and the count does the same.
 """
 

@@ -24,7 +24,7 @@ def writable_bytes(wanted: int) -> int:
     room = wanted if soft == resource.RLIM_INFINITY or soft > wanted else soft
     if wanted < _SMALL:
         return room
-    # What the machine has left, swap included.
+    # The free memory of the machine, swap included.
     machine = _numbers(Path("/proc/meminfo"), ("MemAvailable:", "SwapFree:"))
     known = [*([sum(machine) * 1024] if machine else []), *_control_group()]
     if soft != resource.RLIM_INFINITY:

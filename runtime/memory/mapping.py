@@ -1,10 +1,10 @@
 """Reading side of the arena, and the pair of arenas of the driver and one incarnation of a worker.
 
-A message body is mapped copy-on-write, or copied, or decoded where it lies.
+A message body is mapped copy-on-write, or copied, or decoded in place.
 
-Guarantees: a body can be read for as long as anything refers to its view, and its place is returned
-when nothing does. A write to a view in place changes no other process's data: the pages written
-become this process's own and end with the view. However many views a process keeps, they take a
+Guarantees: a body can be read for as long as there are references to its view, and its slot is then
+returned. A write to a view in place changes no other process's data: the pages written
+become private to this process and end with the view. All views that a process keeps take a
 bounded number of descriptors (the mmap module keeps one for each) and mappings: the rest are
 copied. A fork by Python code first makes the views of reusable memory private, so that the child's
 copies stay.

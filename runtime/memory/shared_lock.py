@@ -2,8 +2,8 @@
 
 Guarantees: one holder per name among all threads of all processes that share the lock file; a
 holder that ends without `release` (SIGKILL at any instruction, exit, exec, end of its thread) is
-followed by the next in line, which gets its record; the lock goes to those that wait in the order
-in which they came, to the millisecond. Everything is in one anonymous file: nothing is left behind.
+followed by the next waiter, which gets its record; waiters get the lock in the order in which
+they came, to the millisecond. All state is in one anonymous file: nothing is left behind.
 
 How: the file is a table of names and holders' records. Locks are byte ranges far behind it, which
 need no memory (``F_OFD_SETLK``). Each acquisition opens the file anew and locks through that open
@@ -13,7 +13,7 @@ came, and takes the lock together with every byte before its own, which succeeds
 free and no earlier waiter is left. A process that ends leaves the queue with its description; one
 that is stopped in it is passed over.
 
-The kernel does not wait with a deadline for such a lock, so waiters poll.
+The kernel has no wait with a deadline for such a lock, so waiters poll.
 """
 
 from __future__ import annotations

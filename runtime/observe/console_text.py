@@ -1,8 +1,8 @@
 """Console renderer: lines, records and events as text for a terminal or log file.
 
 - Pure. A line of a worker is one line.
-- The output is UTF-8 without control characters other than tab and line end, whatever a worker
-  writes: no escape sequence reaches a terminal, colours included.
+- The output is UTF-8 without control characters other than tab and line end, for any worker
+  output: no escape sequence reaches a terminal, colours included.
 """
 
 from __future__ import annotations

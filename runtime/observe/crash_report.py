@@ -30,7 +30,7 @@ _ENDLESS = 1 << 20  # so many retries are a caller's way to leave the limit to t
 
 
 class Fate(StrEnum):
-    """What became of a call.
+    """The outcome of a call.
 
     ``failed``: its caller has `WorkerDied`. ``sent_again``: it runs again once the group is up.
     ``kept``: a gather, which keeps the answers of the other ranks.
@@ -42,7 +42,7 @@ class Fate(StrEnum):
 
 
 class Lost(StrEnum):
-    """What was lost with a death: the process of the rank, the link to it, or all of its node."""
+    """The extent of a death: the process of the rank, the link to it, or all of its node."""
 
     RANK = "rank"
     LINK = "link"
@@ -75,7 +75,7 @@ class CallInProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFate:
-    """What became of a call that a death affected.
+    """The outcome of a call that a death affected.
 
     Attributes:
         begun: Whether a rank had begun it; one that none had is sent again at no cost.
@@ -99,7 +99,7 @@ class CallFate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitEvidence:
-    """Exit status of a process, and what else the kernel knows of its end.
+    """Exit status of a process, and further evidence of the kernel about its end.
 
     Attributes:
         code: Its exit code; None if a signal ended it or it is unknown.
@@ -198,7 +198,7 @@ SCHEMA: Final = "phalanx.crash_report/1"
 _KNOWN: Final = ("timestamp", "level", "event", "group", "rank", "incarnation", "epoch", "pid")
 _BRIEF: Final = 2000  # characters; five such texts, fully escaped, fit into one log record
 _BRIEF_CALLS: Final = 10
-_UNFENCED: Final = "its own last word, that of what started it, or the end of its lease is awaited"
+_UNFENCED: Final = "a report of the node or its starter, or the end of its lease, is awaited"
 _MOST_CALLS: Final = 100  # in a report; a queue is rarely that long
 
 
@@ -212,16 +212,16 @@ class CrashReport:
         logs: Its last structured log records, oldest first, one JSON text each.
         last_words: The traceback of an uncaught exception, or the stacks that a fatal signal left.
         stacks: The stacks of all its threads, taken before it was killed for hanging.
-        decision: What the supervisor did about it; empty until it has decided.
-        calls: What became of the calls that it affected, by number; at most the first hundred.
-        waiting: How many more calls had not been sent, and wait.
-        checkpoint: The state that the next incarnation is given; empty if there is none.
+        decision: The supervisor's decision; empty until there is one.
+        calls: The outcomes of the calls that it affected, by number; at most the first hundred.
+        waiting: The number of further calls that had not been sent, and wait.
+        checkpoint: The state that the next incarnation gets; empty if there is none.
         driver: The process that held the group.
-        at: When it was known dead, wall clock, ISO 8601 with zone.
+        at: When the death became known, wall clock, ISO 8601 with zone.
         at_monotonic: The same on the monotonic clock of the driver, in seconds.
         ran_for: Seconds since it was started; None if unknown.
         host: The machine that it was on.
-        lost: What was lost; if it is the link, the process was killed for that.
+        lost: The extent of the loss; if it is the link, the process was killed for that.
         node: The number of its node on a cluster; None elsewhere.
         fenced: How it is known that nothing of a lost node runs any longer; empty until it is.
     """
@@ -357,7 +357,7 @@ class CrashReport:
             case Lost.RANK:
                 return "" if self.node is None else f"the rank alone, on node {self.node}"
             case Lost.LINK:
-                return "the link to it, for which it was killed"
+                return "the link to it; the process was then killed"
             case Lost.NODE:
                 yet = f"not yet fenced: {_UNFENCED}"
                 known = f"fenced: {self.fenced}" if self.fenced else yet

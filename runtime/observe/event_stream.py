@@ -1,4 +1,4 @@
-"""Event stream of a driver: how processes of the same user find it, its two ends.
+"""Event stream of a driver: discovery by processes of the same user, sending and receiving ends.
 
 - A stream is a Unix socket with an abstract name, which the kernel reclaims with the driver. The
   driver itself listens, so the peer credentials of a connection are those of the driver: a socket
@@ -127,7 +127,7 @@ class Publisher:
             self._socket = self._context.socket(zmq.XPUB)
             self._socket.setsockopt(zmq.SNDHWM, _HELD_FOR_ONE)
             self._socket.setsockopt(zmq.LINGER, 200)
-            self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each observer is told of, not each topic
+            self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # reports each observer, not each topic
             self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
             self._socket.setsockopt(zmq.USE_FD, listener)  # its to close from here on
             self._socket.bind(f"ipc://@{address_of(listener)}")

@@ -74,7 +74,7 @@ class ReportFolder:
         """
         folder = cls(Path(path))
         if not folder.path.is_dir():
-            raise SpecError("directory", str(folder.path), "is no folder")
+            raise SpecError("directory", str(folder.path), "is not a folder")
         return folder
 
     @classmethod
@@ -82,7 +82,7 @@ class ReportFolder:
         """Return the folder *given* as the argument *field*, created and checked for writing.
 
         Raises:
-            SpecError: it is no folder, or not writable.
+            SpecError: it is not a folder, or not writable.
         """
         if isinstance(given, ReportFolder):
             folder = given

@@ -1,4 +1,4 @@
-"""`safe_text`: text from outside as one line that cannot command a terminal."""
+"""`safe_text`: escapes the control characters of foreign text, which becomes one line."""
 
 from __future__ import annotations
 

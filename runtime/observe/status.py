@@ -1,9 +1,9 @@
-"""Status snapshots of a driver's groups and trees: how they are made, and put together elsewhere.
+"""Status snapshots of a driver's groups and trees: their records, and their assembly elsewhere.
 
 - While an observer is attached the output collector requests them; the event loop's thread answers
   with one event for each group and tree, then `StatusEnded`.
-- A `Picture` is whole: all of it answers one request. One of which a message was missed is dropped.
-- What the driver cannot know is added there: the memory of each process, calls per second.
+- A `Picture` is whole: all of it answers one request. If a message was missed it is dropped.
+- The observer adds values that the driver lacks: the memory of each process, calls per second.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RankInfo:
 
     @property
     def doing(self) -> str:
-        """What it is running, and for how long; empty between calls."""
+        """The call that it runs, and for how long; empty between calls."""
         what = f"an abandoned call, {self.method}," if self.abandoned else self.method
         return f"{what} for {self.running_for:.1f} s" if what and self.running_for else what
 
@@ -80,8 +80,8 @@ class NodeInfo:
         ranks: Those that are on it; none on a spare.
         place: The mark in the environment of its processes; empty while it has not joined.
         devices: The UUIDs of the GPUs that its ranks have leased.
-        beat_age: Seconds since its last beat of which the driver knows, which hears of beats once
-            in half a second; None before the first.
+        beat_age: Seconds since its last beat that was reported to the driver, which happens twice
+            a second; None before the first.
     """
 
     node: int
@@ -104,10 +104,10 @@ class GroupStatus(Event, event="group_state", level="debug"):
         group: Its name, or its path in a tree.
         restarts: Deaths that led to a restart, in all.
         restarts_in_window: Restarts that count against the intensity.
-        calls: How many calls have ended with each outcome, since the first observer asked.
+        calls: The number of calls that ended with each outcome, since the first status request.
         call_seconds: How many of those took at most each of `CALL_SECONDS`, and longer than the one
             before it; last, how many took longer than all.
-        call_seconds_sum: What they took together.
+        call_seconds_sum: Their total duration.
         releasing_bytes: Device memory of dead workers that is not seen to be released yet.
         first: The first rank of this event; a large group takes several.
         nodes: The machines of its cluster; empty if its ranks are beside the driver.

@@ -1,1 +1,1 @@
-"""Worker stdout, stderr and logs, from the pipe to tail, terminal and stream."""
+"""Worker stdout, stderr and logs, from the pipe to tail buffer, terminal and stream."""

@@ -1,10 +1,10 @@
-"""Client of the output collector, which reads what workers write, and the ends they write to.
+"""Client of the output collector, and the descriptors that workers write to.
 
 - Output is read however often the process is killed: its successor continues where it stopped.
 - `emit` and `log` never wait, and may be used on any thread. The others send to the process: not on
   the event loop's thread.
-- The driver has a duplicate of every end that is read: what was written outlives the collector. The
-  tail of a worker outlives the worker, and is read without asking another process.
+- The driver has a duplicate of every end that is read: output outlives the collector. The
+  tail of a worker outlives the worker, and is read without another process.
 - In a forked child of the driver there is no collector, and the parent's is not touched.
 """
 
@@ -104,7 +104,7 @@ class OutputCollector:
             console: As of `Runtime`, resolved by `choose_console`.
             level: The same. The stream has the records of all levels.
             stream: Whether observers can attach.
-            name: What observers see this driver called.
+            name: The driver's name for observers.
             out: The driver's descriptor for what workers write to their stdout.
             err: The same for stderr, records and events.
             on_status_request: Called on the event loop's thread when an observer wants a snapshot.
@@ -330,7 +330,7 @@ class WorkerOutput:
         stderr: The same for 2.
         log: The child's end of the log channel, for `LogChannel`.
         faults: A memfd, for `install_crash_output`.
-        ends: What the collector is given: the tail, and its ends of stdout, stderr and log.
+        ends: The collector's descriptors: the tail, and its ends of stdout, stderr and log.
     """
 
     def __init__(self, collector: OutputCollector, key: int, labels: WorkerLabels) -> None:

@@ -1,10 +1,10 @@
-"""The output collector: the process that reads what workers write, keeps, shows and publishes it.
+"""The output collector: the process that reads, keeps, shows and publishes the output of workers.
 
 - One loop waits for input only: a terminal or an observer that does not read blocks no worker.
 - A worker's last output is in its tail before it is shown. Records of the driver come in the order
   in which they were sent.
-- Each descriptor of the driver is written on a thread of its own; its flags, which other processes
-  share, stay as they are.
+- Each descriptor of the driver is written on a separate thread; its flags, which other processes
+  share, are not changed.
 - It ends when the driver closes it or has exited. The driver has duplicates of all its descriptors,
   and starts another if it dies (`collector_client`).
 """
@@ -194,7 +194,7 @@ class _Collector:
             self._settle()
 
     def close(self) -> None:
-        """Read what is left, show it, and let go of everything."""
+        """Read and show the remaining output, and close all descriptors."""
         self._read_events(ALL_RECORDS)
         for key in list(self._readers):
             self._forget(key)

@@ -1,8 +1,8 @@
 """Console ``"logging"``: workers' output and events as records of the standard library's `logging`.
 
 - Records arrive in the driver in the order in which the output collector reads them, in a thread
-  that runs the handlers and nothing else: a handler that blocks holds up no worker and no call.
-  What it leaves unread is dropped and counted by the collector, as for a terminal.
+  that runs only the handlers: a handler that blocks delays no worker and no call.
+  Records that it leaves unread are dropped and counted by the collector, as for a terminal.
 - Loggers: ``phalanx`` for events, ``phalanx.worker`` for records that workers log,
   ``phalanx.worker.stdout`` and ``phalanx.worker.stderr`` for lines that they write (level info).
   Each record has the fields of the JSON console as its attribute ``phalanx``.

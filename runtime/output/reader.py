@@ -1,7 +1,7 @@
 """Reader of the stdout, stderr and log socket of one worker, line by line.
 
 - Nothing blocks. One read takes a bounded amount, so that a noisy worker does not starve others;
-  `WorkerReader.drain` takes all that was there when it was called, however fast more is written.
+  `WorkerReader.drain` takes the bytes that were there when it was called, however many follow.
 - Every byte comes out exactly once, in order; a line is never held back once it is complete, and
   one past the limit comes out in pieces.
 """
@@ -101,7 +101,7 @@ class WorkerReader:
             self.read(fd, everything=True)
 
     def close(self) -> None:
-        """Take what was written so far, and let go of every descriptor and of the tail."""
+        """Take the output so far, and close every descriptor and the tail."""
         self.drain()
         for fd in list(self.lanes):
             self._end(fd)

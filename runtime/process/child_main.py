@@ -1,4 +1,4 @@
-"""What a process to start is described by, and its first steps, up to its entry point.
+"""`LaunchSpec` of a process, and the child bootstrap, which applies it and calls the entry point.
 
 - Environment, working directory, import path, output and descriptors are those of the spec and of
   the moment of the start, whether the process was forked or executed.

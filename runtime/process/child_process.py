@@ -1,10 +1,10 @@
 """A child process: its pidfd, exit status, exit reason, signals, and the kill of its tree.
 
-- The exit is known by pidfd, once, on the event loop's thread. The status is collected there and
+- The pidfd reports the exit, once, on the event loop's thread. The status is collected there and
   nowhere else; if other code of this process was quicker (``waitpid(-1)``, an ignored SIGCHLD), the
   kernel's copy is read, and if it keeps none the status is unknown.
 - Every exit has exactly one reason; ``unknown`` if the status is, never a guess.
-- A signal goes to this process or to none, also after its number was given to another.
+- A signal goes to this process or to none, also after its pid was reused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def exit_of_process(
         status: Without code and signal it is unknown.
         asked: Whether a stop had been requested before it ended.
         unresponsive: Whether it was killed because it hung.
-        detail: What the worker reported of its end, such as its last exception.
+        detail: The worker's report on its end, such as its last exception.
     """
     code, signal = status.code, status.signal
     if unresponsive:
@@ -157,7 +157,7 @@ class Process:
     def is_stopped(self) -> bool:
         """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger.
 
-        One that has asked for its parent to trace it (``PTRACE_TRACEME``) is stopped by any signal,
+        One that has called ``ptrace(PTRACE_TRACEME)`` is stopped by any signal,
         and this process never continues it.
         """
         state = self.state()
@@ -185,12 +185,12 @@ class Process:
         return self.pid, self.start_ticks
 
     def close(self) -> None:
-        """Let go of the handle; if the process still lives its death goes unnoticed."""
+        """Close the handle; if the process still runs its exit goes unnoticed."""
         if (pidfd := self.give_up()) >= 0:
             os.close(pidfd)
 
     def give_up(self) -> int:
-        """Let go of the handle, and return `pidfd`, the caller's from now on; -1 for none."""
+        """Close the handle, and return `pidfd`, which the caller then owns; -1 for none."""
         with self._lock:
             if self._closed or self._owner != os.getpid():
                 return -1

@@ -4,7 +4,7 @@
   loop's thread, in order, all of them before its exit.
 - A process that exits is restarted if `on_exit` says so: at most once a second, with a longer delay
   while the start fails. The successor gets the messages of `replay` before any other.
-- `close` ends the process by its deadline; called again it ends what is left.
+- `close` ends the process by its deadline; a second call ends the rest.
 - In a forked child of its owner there is no process, and the owner's is not touched.
 """
 

@@ -1,7 +1,7 @@
 """New Python interpreters that run a part of phalanx: their command lines, and their start.
 
-- The interpreter is this one, with the options that change what code means; it finds phalanx where
-  this process found it.
+- The interpreter is this one, with its options that affect the meaning of code; it finds phalanx
+  where this process found it.
 - The command line is long enough to be overwritten by a title.
 - A start that fails leaves no process.
 """

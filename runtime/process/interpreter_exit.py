@@ -1,14 +1,14 @@
-"""The end of a process that was forked with Python's modules loaded.
+"""Exit of a process that was forked with Python's modules loaded.
 
-Python ends by destroying every module and object. In a forked process that copies all memory that
-was shared with the process it came from: 0.1 to 0.2 seconds of a processor where torch is loaded.
-So this does what a program can rely on, and lets the kernel take the memory, as the children of
-``multiprocessing`` do.
+Python exits by destroying every module and object. In a forked process that copies all memory that
+is shared with the parent: 0.1 to 0.2 seconds of processor time if torch is loaded.
+So this performs only the documented steps of an exit, and lets the kernel free the memory, as the
+children of ``multiprocessing`` do.
 
-- Threads are waited for, ``atexit`` functions run, objects that nothing refers to are finalized.
+- Threads are joined, ``atexit`` functions run, unreferenced objects are finalized.
 - Files are flushed, those of C included; archives and temporary files are closed.
-- Other objects that are still referred to are not finalized, and what C code has registered to be
-  run at the end is not. A process that was not forked (``Launch(method="exec")``) ends with both.
+- Objects that are still referred to are not finalized, and exit handlers of C code do not
+  run. A process that was not forked (``Launch(method="exec")``) ends with both.
 """
 
 from __future__ import annotations

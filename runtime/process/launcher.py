@@ -1,10 +1,10 @@
 """Starts processes: forked from a zygote in milliseconds, or as new interpreters.
 
-- What was started is a child of this process, dies with it from its first instruction on, and
+- A started process is a child of this process, dies with it from its first instruction on, and
   begins only when all of its batch exist; a start that fails leaves nothing.
 - If forking from a zygote is not safe, new interpreters are started.
 - One launcher has any number of zygotes, one guardian and one process tag.
-- `close` kills what still lives: end your own first.
+- `close` kills the processes that still run: end them first.
 """
 
 from __future__ import annotations

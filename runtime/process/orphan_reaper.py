@@ -1,9 +1,9 @@
 """Reaper: collects children that have no owner, and the orphans that a subreaper adopts.
 
 - The process is a subreaper while workers are being forked and at no other time, unless it was one
-  before. What it adopts meanwhile that is not ours (a daemon of the user's that lost its parent
+  before. An unrelated process that it adopts meanwhile (a daemon of the user's that lost its parent
   just then) is collected when it ends, and never waited for.
-- Statuses are read by pidfd. A child that the user's own code started is never touched.
+- Statuses are read by pidfd. A child that the user's own code started is never collected.
 
 The window is one per process because the flag is.
 """
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.threads.event_loop import EventLoop, Watch
 
-_AGAIN = 0.01  # seconds until a dead process is asked for again that is not ours to collect yet
-_LONGEST = 1.0  # seconds, after it has been asked for in vain again and again
+_AGAIN = 0.01  # seconds until the next attempt to collect a dead process that is not yet adopted
+_LONGEST = 1.0  # seconds, after many failed attempts
 _RETRY = 0.1  # seconds until a descriptor may have become free
 _REAP_TIMEOUT = 10.0  # seconds, for the death of what was killed, and until it is our child
 
@@ -147,9 +147,9 @@ class Reaper:
         A process that this one started is in this one's session or leads its own; nothing can join
         a third. So a child in another session was adopted, and so was one that is older than the
         window and was not a child when it opened. One that was both started and orphaned within the
-        window, and is in our session or leads its own, cannot be told from a child of the user's,
-        and is left alone. So is a child of before the window: this process may have led no session
-        then.
+        window, and is in our session or leads its own, may be a child of the user's,
+        and is not collected. Nor is a child of before the window: this process may have led no
+        session then.
         """
         session = os.getsid(0)
         self._take_all(
@@ -180,10 +180,10 @@ class Reaper:
         self.take(pidfd, pid, kill=False)
 
     def close(self, deadline: float) -> None:
-        """Collect those that are dead or were killed, and let go of the others.
+        """Collect those that are dead or were killed, and forget the others.
 
         Args:
-            deadline: Monotonic; one that is not dead by then, or still has its parent, is let go,
+            deadline: Monotonic; one that is alive by then, or still has its parent, is forgotten,
                 ten seconds from now at the latest.
         """
         with self._lock:

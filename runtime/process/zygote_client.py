@@ -1,9 +1,9 @@
 """Client of a zygote, the process that has imported the preloaded modules and forks workers.
 
-- When `Zygote.fork` returns True, all that was asked for are children of this process that have not
+- When `Zygote.fork` returns True, all requested processes are children of this process and have not
   begun: nothing runs in them before `StartRequest.release`. Otherwise nothing is left of them.
 - A zygote that exits is replaced, and so is one that is found stopped (SIGSTOP) while a launch
-  waits for it. A fork that was under way is done again; nothing can have run twice.
+  waits for it. A fork that was in progress is repeated; nothing can have run twice.
 - If forking is not safe (the preload left threads or a CUDA context), one event says so, and `fork`
   returns False from then on.
 """
@@ -45,7 +45,7 @@ class ForkUnsafe(Event, event="fork_unsafe", level="warning"):
     """The zygote must not be forked: workers are started as fresh interpreters, which is slow.
 
     Attributes:
-        problem: What the preload left behind: threads, or a CUDA context.
+        problem: Leftovers of the preload: threads, or a CUDA context.
     """
 
     problem: str
@@ -56,7 +56,7 @@ SLICE = 0.25
 
 _STOPPED = 8  # slices in a row; counted and not timed, for this process may have been stopped too
 _ATTEMPTS = 3  # of a launch under which its zygote dies
-# A module that asks torch whether there is a GPU must not initialise CUDA by that: nothing could be
+# A module that queries torch for a GPU must not initialise CUDA by that: nothing could be
 # forked from then on. Workers have their own environment, without this.
 _ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
@@ -268,8 +268,8 @@ class Zygote:
                     raise RuntimeFault(
                         f"the zygote had not imported {self._imports} in the "
                         f"{now - boot.started_at:.3g} s since it was started: raise start_timeout="
-                        f"{self._start_timeout:.3g} s, or leave out of preload what hangs or "
-                        "imports for so long, for the workers to import"
+                        f"{self._start_timeout:.3g} s, or remove the slow module from preload: "
+                        "workers then import it themselves"
                     )
                 self._wait(boot, min(wait.deadline, limit), wait)
             if boot.error is not None:

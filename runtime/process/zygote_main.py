@@ -1,7 +1,7 @@
-"""The zygote process: imports what workers need, and forks them.
+"""The zygote process: imports the preloaded modules, and forks workers.
 
 - Each worker is a child of the driver, so that exit status and parent-death signal go there: the
-  process between the two ends at once, and the driver is a subreaper while that happens. (The
+  process between the two ends at once, and the driver is a subreaper meanwhile. (The
   workers of ``multiprocessing``'s forkserver are the server's children: no parent-death signal
   reaches them.)
 - A worker's pidfd is opened before it can be collected.
@@ -67,7 +67,7 @@ def main() -> None:
     del sys.argv[1:]
     sock = socket.socket(fileno=control)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)  # Ctrl-C is the driver's to judge
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # the driver handles Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _die_with(sock, driver)
@@ -129,7 +129,7 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
 
 
 def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[ChildStart, list[int]]:
-    """Fork workers until the driver lets go; return only in a worker, with its descriptors."""
+    """Fork workers until the driver closes; return only in a worker, with its descriptors."""
     # Without the listing's own: its number is closed by now, and soon a worker's.
     listed = procfs.numbers_in("/proc/self/fd")
     inherited = {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()} | {0, 1, 2}
@@ -141,8 +141,8 @@ def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[ChildStart, li
         ready = [fd for fd, _ in poller.poll()]
         orders = [] if driver in ready else _receive(sock)
         if not orders:
-            # The driver's sockets close a moment before its pidfd tells of its death, and a clean
-            # close kills this process without a word. So this is no clean close either way.
+            # The driver's sockets close a moment before its pidfd is readable, and a clean
+            # close kills this process without a message. So this is not a clean close either way.
             _end_tree(tag)
             sys.exit(0)
         unfit = _unfit()
@@ -172,7 +172,7 @@ def _end_tree(tag: bytes) -> None:
 
 
 def _receive(sock: socket.socket) -> list[_Order]:
-    """Return the orders that are there; none where the driver has let go."""
+    """Return the pending orders; none if the driver has closed its end."""
     orders: list[_Order] = []
     flags = 0
     while len(orders) < _BATCH:

@@ -1,1 +1,1 @@
-"""Ranks that are reached over ZeroMQ."""
+"""Remote ranks: the gateway beside the driver, the relays beside workers, and the ZeroMQ links."""

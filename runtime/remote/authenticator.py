@@ -1,8 +1,8 @@
-"""Who may connect: the peers whose keys this process was given, each once.
+"""Authenticator of connections: admits each peer whose key this process was given, once.
 
-Guarantees: a connection exists only to who has proved a key that was admitted and has not been
-used; everyone else is refused before a byte of theirs is read as a message. What they say of
-themselves plays no part.
+Guarantees: a connection exists only to a peer that has proved a key which was admitted and has not
+been used; any other is refused before a byte of it is read as a message. Other metadata of a peer
+is ignored.
 
 Source: ZAP, https://rfc.zeromq.org/spec/27/.
 """
@@ -36,19 +36,19 @@ class Authenticator:
         self._admitted: dict[bytes, bytes] = {}
 
     def admit(self, secret: bytes, name: bytes) -> None:
-        """Let in who has the key pair of *secret* (32 bytes); its messages will carry *name*."""
+        """Admit the peer with the key pair of *secret* (32 bytes); its messages carry *name*."""
         self.admit_key(zmq.curve_public(z85.encode(secret)), name)
 
     def admit_key(self, public: bytes, name: bytes) -> None:
-        """Let in who has the secret of *public*, in ZeroMQ's encoding; see `admit`."""
+        """Admit the peer with the secret of *public*, in ZeroMQ's encoding; see `admit`."""
         self._admitted[z85.decode(public)] = name
 
     def dismiss(self, name: bytes) -> None:
-        """Let it in no more."""
+        """Admit *name* no longer."""
         self._admitted = {key: own for key, own in self._admitted.items() if own != name}
 
     def answer(self, on_refused: Callable[[str, str, bytes], None]) -> None:
-        """Answer every question there is; tell who is refused: from where, why, and its key."""
+        """Answer every pending request; *on_refused* gets address, reason and key of a refusal."""
         while self.socket.poll(0):
             parts = self.socket.recv_multipart()
             version, number = parts[0], parts[1]

@@ -1,7 +1,7 @@
 """One end of a sequenced-packet socket in a process that must never block on it.
 
 Guarantees: packets leave in the order in which they were sent; those without room wait, and are
-counted when they have left: so whoever brings more can be made to wait.
+counted when they have left, so that the sender can be slowed down.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The driver's hold on the process through which it reaches ranks elsewhere.
+"""`Gateway`: the driver's handle of the gateway process, through which it reaches remote ranks.
 
 Guarantees: there is one per group, started when it is first needed; one that has died, or no
 longer answers, is replaced at the next start of ranks, and its death is an event; secrets reach it
-and the ranks' sides over inherited descriptors alone.
+and the relays over inherited descriptors alone.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class GatewayExited(Event, event="gateway_exited", level="error"):
 
 
 class PeerRejected(Event, event="peer_rejected", level="warning"):
-    """Somebody who is no rank of this group tried to connect; told once for each kind.
+    """A connection without a valid key of this group was refused; published once for each kind.
 
     Attributes:
-        address: Where it came from; empty where that is not known.
+        address: Its source; empty if that is not known.
     """
 
     group: str
@@ -63,22 +63,22 @@ class PeerRejected(Event, event="peer_rejected", level="warning"):
 
 
 class MessageMalformed(Event, event="message_malformed", level="warning"):
-    """A link brought what was no message; it was dropped. Told once."""
+    """A malformed message arrived on a link and was dropped. Published once."""
 
     group: str
 
 
 class Gateway:
-    """The process of one group, through all its lives.
+    """The gateway process of one group, restarts included.
 
     `open`, `invite` and `add_rank`: one thread at a time.
 
     Args:
         launcher: Starts the process when ranks are started.
-        on_event: Told of what happens to it. Runs on the event loop's thread.
+        on_event: Gets its events. Runs on the event loop's thread.
 
     Attributes:
-        endpoint: What others connect to, as ``tcp://HOST:PORT``; empty while there is no process.
+        endpoint: The address for relays, as ``tcp://HOST:PORT``; empty while there is no process.
         key: Its public key, in ZeroMQ's encoding.
     """
 
@@ -102,8 +102,8 @@ class Gateway:
         self._pings = self._pong = 0
         self._entry = "phalanx.runtime.remote.gateway_main:main"
         self._numbers = 0
-        self._connected_relays: dict[int, int] = {}  # the one that is heard, by machine
-        self._invited: dict[int, Invitation] = {}  # who has not connected yet
+        self._connected_relays: dict[int, int] = {}  # the connected one, by machine
+        self._invited: dict[int, Invitation] = {}  # relays that have not connected yet
         self._is_wanted: Callable[[], bool] = lambda: True
         self._helper = Helper(
             loop,
@@ -272,7 +272,7 @@ class Gateway:
                 pass
 
     def _refused(self, address: str, why: str) -> None:
-        """Note that a stranger was refused."""
+        """Note that a connection was refused."""
         self._on_event(
             PeerRejected(group=self._group, address=address, why=why, at=self._loop.time())
         )

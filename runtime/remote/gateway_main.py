@@ -1,15 +1,15 @@
-"""The driver's side of all links of one group: a process between the driver and ranks elsewhere.
+"""The gateway process: the driver's side of all links of one group, between it and remote ranks.
 
-- To the driver each rank is a worker behind a pair of sockets, as if it were next door.
-- Whoever connects has proved a key that was given to one relay of one machine, once. A rank is
+- To the driver each rank is a worker behind a pair of sockets, like a local one.
+- Every connection has proved a key that was given to one relay of one machine, once. A rank is
   behind the first relay of its machine that names it.
-- A relay that is silent for too long is lost with its ranks, and told so; the driver hears of each
-  rank once everything that it had sent has been passed on.
-- After a pause of this process what has arrived is read before anybody is judged. It ends when the
-  driver lets go or dies, and leaves nothing.
+- A relay that is silent for too long is lost with its ranks, and gets a message that says so; the
+  loss of a rank is reported to the driver once all messages from it have been passed on.
+- After a pause of this process arrived messages are read before limits are checked. It ends when
+  the driver closes it or dies, and leaves nothing.
 
 Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver, where a fork of
-the user's would copy them and a busy thread would keep signs of life waiting.
+the user's would copy them and a busy thread would delay signs of life.
 """
 
 from __future__ import annotations
@@ -55,29 +55,29 @@ _SOON = 0.02  # seconds between those
 _PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
 _CONNECT = 60.0  # seconds for a rank's side to connect: its process has to start first
 _HANDSHAKE = 1.0  # seconds for one; a rank whose side takes longer connects again
-_BACKLOG = 1024  # connections that wait to be accepted: a rank's side waits behind strangers
+_BACKLOG = 1024  # connections that wait to be accepted: a relay waits behind unknown peers
 _HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_NOISE = "it does not speak as one of this group does"
-_LOST = 64  # relays without ranks that were lost and would be told to end; arbitrary
+_NOISE = "its handshake is not one of this group"
+_LOST = 64  # lost relays without ranks that still get the order to end; arbitrary
 _LAST_WORDS = 100  # milliseconds for what has been said on the way out
 
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
-    """Serve until the driver lets go; return the exit code."""
+    """Serve until the driver closes the socket; return the exit code."""
     return serve(GatewayProcess, payload, fds["link"])
 
 
 def serve(kind: type[GatewayProcess], payload: bytes, link: int) -> int:
     """Run a gateway of that *kind*; the arguments are those of `Gateway`'s process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # calls in flight end first; the driver lets go
+        signal.signal(number, signal.SIG_IGN)  # calls in flight end first; then the driver closes
     options = pickle.loads(payload)
     register_worker()
-    # Strangers that never finish their handshake hold descriptors until they are turned away, and
+    # Peers that never finish their handshake hold descriptors until they are closed, and
     # ZeroMQ accepts as many as there are. So some are kept for what the driver hands over: without
     # them no rank could be started, and the group would use its restarts up.
     descriptor_limit.raise_limit()
@@ -128,7 +128,7 @@ class GatewayProcess:
         self._options = options
         self._link = link
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authenticator = Authenticator(self._context)  # before anybody can knock
+        self._authenticator = Authenticator(self._context)  # before the router accepts connections
         self._router = self._context.socket(zmq.ROUTER)
         public, secret = zmq.curve_keypair()
         for option, value in (
@@ -164,7 +164,7 @@ class GatewayProcess:
         self._tell({"ready": self._bind(), "key": public.decode()})
 
     def run(self) -> None:
-        """Pass on what comes, until the driver lets go."""
+        """Pass on messages, until the driver closes the socket."""
         beat = self._options.heartbeat
         due = time.monotonic() + beat
         while not self._done:
@@ -173,7 +173,7 @@ class GatewayProcess:
             now = time.monotonic()
             if now > due + _PAUSE:
                 for relay in self._relays.values():
-                    relay.link.last_received_at = now  # it was we who were away
+                    relay.link.last_received_at = now  # the pause was in this process
             self._handle_ready(ready, now)
             if now >= due:
                 due = now + beat
@@ -182,7 +182,7 @@ class GatewayProcess:
             self._flush()
 
     def close(self) -> None:
-        """Let everybody go."""
+        """End the connection to every relay."""
         now = time.monotonic()
         for rank in self._ranks.values():
             with contextlib.suppress(zmq.ZMQError):
@@ -305,7 +305,7 @@ class GatewayProcess:
         self._backlog.append(json.dumps(head).encode() + b"\n" + raw)
 
     def _flush(self) -> None:
-        with contextlib.suppress(OSError):  # full, or the driver has gone: it lets go
+        with contextlib.suppress(OSError):  # full, or the driver has ended: its socket closes
             while self._backlog:
                 self._link.send(self._backlog[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 self._backlog.popleft()
@@ -339,13 +339,13 @@ class GatewayProcess:
                 self._receive_relay(relay, [frame.buffer for frame in parts], now)
 
     def _receive_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:  # noqa: ARG002  # for subclasses
-        """Take what the one of that *name*, who is no relay, has sent; False if it is strange."""
+        """Handle a message of the peer *name*, which is no relay; False if it is malformed."""
         return False
 
     def _receive_relay(self, relay: _Relay, parts: Sequence[memoryview], now: float) -> None:
         number = relay.link.note_received(parts, now)
         if number == BODIES:
-            self._take(relay.bodies.line, parts)  # word of what was taken, or a sign of life
+            self._take(relay.bodies.line, parts)  # acknowledgements, or a sign of life
             return
         if number not in self._ranks:
             self._take_orders(now)  # the driver made room for it before its relay could name it
@@ -400,7 +400,7 @@ class GatewayProcess:
                 pass
 
     def _look(self, now: float) -> None:
-        """Send signs of life, and see who has sent none."""
+        """Send signs of life, and lose relays that have sent none."""
         options = self._options
         for rank in self._ranks.values():
             rank.trim_if_idle(now)
@@ -413,7 +413,7 @@ class GatewayProcess:
             silence = now - relay.link.last_received_at
             if silence > options.lost_after:
                 limit = f"lost_after={options.lost_after:g} s"
-                why = f"nothing was heard of it for {silence:.1f} s, {limit}"
+                why = f"no message came from it for {silence:.1f} s, {limit}"
                 self._lose_relay(relay, why, now)
             elif now - relay.link.spoke_at >= options.heartbeat / 2:
                 relay.link.beat(now)
@@ -428,14 +428,14 @@ class GatewayProcess:
                 relay.link.beat(now)
 
     def _check_rejected_peers(self) -> None:
-        """Tell of connections that were closed and had never been let in: ZeroMQ does not."""
+        """Report closed connections that were never admitted: ZeroMQ does not."""
         rejected = self._closed - (self._authenticator.let_in - self._inside())
         if rejected > self._rejections[_NOISE]:
             self._refuse("", _NOISE)
             self._rejections[_NOISE] = rejected
 
     def _inside(self) -> int:
-        """Return how many are connected that were let in."""
+        """Return how many admitted peers are connected."""
         return sum(relay.is_live for relay in self._relays.values())
 
     def _lose_relay(self, relay: _Relay, why: str, now: float) -> None:
@@ -491,12 +491,12 @@ class GatewayProcess:
                 self._looks = _LOOKS
                 self._closed += 1
                 continue
-            self._closed -= 1  # it is told of as closed, too
-            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the authenticator has told
+            self._closed -= 1  # ZeroMQ reports it as closed, too
+            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the authenticator reports it
                 self._refuse("", _NOISE)
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:  # noqa: ARG002  # for subclasses
-        """Tell of a stranger, once for each reason."""
+        """Report a refused connection, once for each reason."""
         self._rejections[why] += 1
         if self._rejections[why] == 1:
             self._tell({"refused": why, "address": address})
@@ -518,7 +518,7 @@ class GatewayProcess:
                 self._flush()
                 raise SystemExit(1) from error
             return options.advertise or self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        # An abstract name: it goes with the process. CURVE says who is at the other end.
+        # An abstract name: it ends with the process. CURVE authenticates the other end.
         endpoint = f"ipc://@phalanx-link-{os.getpid()}-{secrets.token_hex(8)}"
         self._router.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         self._router.bind(endpoint)

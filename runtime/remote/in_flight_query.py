@@ -1,11 +1,11 @@
-"""What the other ranks are asked when one has ended: how far they are, and to begin nothing more.
+"""In-flight query: after a rank has ended, reads what others have begun, and cancels later calls.
 
-Guarantees: once it is over, the page of every rank that has answered says which call it has really
-begun, and a collective call that no rank had begun when it was asked is begun by none, or by one
-that says so. Whoever does not answer in time is taken at what its page says: all it was handed.
+Guarantees: once it is over, the page of every rank that has answered holds the call it has really
+begun, and a collective call that no rank had begun when queried is begun by none, or by one
+that reports it. A rank that does not answer in time counts as having begun all it was handed.
 
-It is what `progress_page.withdraw` does for local workers, with messages in place of fences: first
-the highest call that any has begun is found, then all are kept from going further.
+It does for remote workers what `progress_page.withdraw` does for local ones, with messages in place
+of fences: it finds the highest call that any has begun, then keeps all from beginning later ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ QUERY_TIMEOUT = 0.5
 
 
 class InFlightQuery:
-    """One round of questions. Used by one thread.
+    """One round of requests. Used by one thread.
 
     Attributes:
         number: Its own, above those of earlier rounds.
-        ended: Who has ended.
+        ended: The rank that has ended.
         until: When it is over, answered or not.
 
     Args:
@@ -44,7 +44,7 @@ class InFlightQuery:
         self._reached = 0
         self._all = [rank for rank in ranks if rank.greeted]
         self._begun: dict[RemoteRank, int] = {}
-        # Who has been handed a collective call and not ended it, and which.
+        # The ranks that were handed a collective call and have not ended it, and that call.
         self._asked = {
             rank: rank.running
             for rank in self._all
@@ -73,7 +73,7 @@ class InFlightQuery:
             self._all.remove(rank)
 
     def is_over(self, now: float) -> bool:
-        """Whether everything is known that will be; asks what is next to be asked."""
+        """Whether all answers are in; sends the next requests."""
         if now >= self.until:
             return True
         if not self._open and self._recalled is None:
@@ -84,12 +84,12 @@ class InFlightQuery:
         return not self._open
 
     def _with_unbegun_call(self) -> set[RemoteRank]:
-        """Return who has been handed a call that nobody has begun."""
+        """Return the ranks that have been handed a call that no rank has begun."""
         still = {b: n for b, n in self._begun.items() if b.running == self._asked[b]}
         pages = (still.get(rank, rank.page.begun) for rank in self._all)
         self._reached = reached = max(pages, default=0)
-        # Once the driver has judged the death, what it sends is none of this: nobody would send
-        # it again if it were voided here.
+        # Calls that the driver sends after it has handled the death are not part of this: if one
+        # were voided here, it would not be sent again.
         if self.ended.page.is_shut:
             return set()
         return {rank for rank in still if reached < rank.running}

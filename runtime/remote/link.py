@@ -6,11 +6,11 @@ has a `Line` for each rank there, and one for bodies that several of them are se
 - Packets of a line arrive whole, in order, once. A large body travels in pieces, so that signs of
   life and small packets pass beside it. One that several ranks are sent travels once, before the
   packets that refer to it, and is kept at the other end until the last of them has left.
-- No more than `WINDOW` messages of a line are on their way or unread at the other end, so neither
-  side's memory grows when the other stops, and a rank that reads nothing holds up no other.
-- What is no message of ours is dropped and counted. A link that is broken stays broken: nothing is
+- No more than `WINDOW` messages of a line are in flight or unread at the other end, so neither
+  side's memory grows when the other stops, and a rank that reads nothing delays no other.
+- Malformed messages are dropped and counted. A link that is broken stays broken: nothing is
   sent twice.
-- There is memory behind the place of a body before its first piece is written; what is not finished
+- Memory for a body is reserved before its first piece is written; an unfinished body
   leaves nothing behind.
 """
 
@@ -132,7 +132,7 @@ BODIES = 0
 
 
 class Lane(IntEnum):
-    """Which of a worker's two sockets a packet belongs to."""
+    """The socket of a worker that a packet belongs to."""
 
     DATA = 0
     CONTROL = 1
@@ -140,7 +140,7 @@ class Lane(IntEnum):
 
 
 class Say(IntEnum):
-    """What a message between the two ends is."""
+    """The kind of a message between the two ends."""
 
     OPEN = 1  # the rank's side is there
     PACKET = 2  # for a lane; the size of the body that follows in pieces; the body it refers to
@@ -161,7 +161,7 @@ class Delivery:
 
     Attributes:
         head: The frame's header: magic, kind, flags, epoch, call id, incarnation, extra.
-        body: What followed the header in the packet.
+        body: The packet without its header.
         large: The large body; to be closed when it has been sent on.
         shared: The number of the body that it refers to; 0 for none.
         error: Why there is none here.
@@ -201,8 +201,8 @@ class Link:
         post: Hands a message to ZeroMQ.
 
     Attributes:
-        last_received_at: When the other end was last heard of, in seconds on the monotonic clock.
-        spoke_at: When something was last sent.
+        last_received_at: When a message last arrived, in seconds on the monotonic clock.
+        spoke_at: When a message was last sent.
     """
 
     def __init__(self, post: Callable[[Sequence[bytes | memoryview]], None], now: float) -> None:
@@ -261,7 +261,7 @@ class SharedBodies:
         self._link = link
         self._numbers = self._looked_at = 0
         self._open: SharedBody | None = None
-        self._left: list[SharedBody] = []  # of which the other end has to be told
+        self._left: list[SharedBody] = []  # still to be reported to the other end
 
     def refer(self, frame: Frame) -> SharedBody | None:
         """Return the body of *frame*, which is used up then; None if it is that frame's alone.
@@ -438,7 +438,7 @@ class Line:
     def take(self, parts: Sequence[memoryview]) -> Delivery | tuple[Say, int, int] | None:
         """Return what the message *parts* brings: a packet, something said, or nothing yet.
 
-        A packet counts as taken only once `taken` has been told.
+        A packet counts as taken only once `taken` has been called.
         """
         match parts:
             case [head]:

@@ -1,7 +1,7 @@
-"""How messages reach the ranks of a group: what a user may say about it, checked at once.
+"""`Zmq`: options of the transport to remote ranks, checked when they are built.
 
-Guarantees: a value that exists makes sense, and names no interface the user has not named: without
-a word from the user everything listens on loopback.
+Guarantees: every value is valid, and uses no interface that the user has not named: by
+default everything listens on loopback.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _HEARTBEAT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zmq:
-    """Messages over ZeroMQ: what ranks that share no memory with the driver need.
+    """Messages over ZeroMQ, for ranks that share no memory with the driver.
 
-    Both sides prove who they are (CURVE): the group has a key pair of its own, and so has each
-    incarnation of each rank; nobody else is let in.
+    Both sides authenticate (CURVE): the group has a key pair, and so has each
+    incarnation of each rank; any other connection is refused.
 
     Attributes:
         bind: Where the driver's side listens: ``tcp://ADDRESS`` or ``tcp://ADDRESS:PORT``, where
             the address is an IP address or an interface's name. Without a port a free one is
-            taken. Whoever names an address beyond loopback has it listened on there.
-        advertise: What the ranks' side connects to, as ``tcp://HOST:PORT``, where that is
-            another address than the one bound: behind a relay, or for ``tcp://*``. None connects
-            to what was bound.
+            taken. An address beyond loopback is listened on only if it is given here.
+        advertise: The address that relays connect to, as ``tcp://HOST:PORT``, if that is
+            another one than the bound address: behind a forwarder, or for ``tcp://*``. None
+            connects to the bound address.
         ipc: Use a Unix socket, to which only this user's processes can connect, in place of *bind*.
         heartbeat: Seconds between signs of life on a link that has nothing else to carry.
         lost_after: Seconds of silence after which a link is lost; its rank then ends as a hung one
@@ -63,7 +63,7 @@ class Zmq:
                     "transport.advertise", self.advertise, "give the host and the port to reach"
                 )
             if not own_port:
-                # One that is chosen at each start is nothing that a relay could be told.
+                # A port that is chosen at each start cannot be advertised.
                 raise SpecError(
                     "transport.bind", self.bind, "name the port that advertise leads to"
                 )
@@ -74,7 +74,7 @@ class Zmq:
 
     @property
     def listens_on(self) -> str:
-        """What to bind, with a star for a port that is to be chosen; empty for ipc."""
+        """The address to bind, with a star for a port that is to be chosen; empty for ipc."""
         if self.ipc:
             return ""
         host, port = _endpoint("transport.bind", self.bind)
@@ -85,7 +85,7 @@ Transport = Literal["local", "zmq"] | Zmq
 
 
 def check_transport(transport: object) -> Zmq | None:
-    """Return what *transport* asks for; None for ranks on this machine.
+    """Return the options of *transport*; None for ranks on this machine.
 
     Raises:
         SpecError: it is neither ``"local"`` nor ``"zmq"`` nor a `Zmq`.

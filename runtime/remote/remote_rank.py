@@ -1,12 +1,12 @@
-"""One rank elsewhere, as the driver's side of the link keeps it: to the driver, it is the worker.
+"""`RemoteRank`: the gateway's state of one remote rank; to the driver, it is the worker.
 
 Guarantees:
 - the rank has one call at a time. A call counts as begun, on the page that the driver reads, from
-  the moment it is handed to the network, and before that it can be withdrawn, as from a worker
-  next door: so what no rank had begun can be told here, also when the network is cut;
-- when the rank's process has ended its side says which call it had really begun, and the page
-  says so too before the driver hears of the end;
-- an answer that cannot land here becomes that call's error.
+  the moment it is handed to the network, and before that it can be withdrawn, as from a local
+  worker: so calls that no rank had begun are known here, also when the network is cut;
+- when the rank's process has ended its relay reports the call it had really begun, and the page
+  holds it before the end is reported to the driver;
+- an answer that cannot be stored here becomes that call's error.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class RemoteRank:
         greeted: It has greeted the driver, so it may be sent calls.
         running: The call it has been handed and has not ended; 0 for none.
         recallable: Whether that one can be withdrawn as long as it has not begun.
-        ended: No more comes from it.
-        why: Why its link was lost; empty where its process has ended.
-        released: The driver has been told so.
+        ended: No more messages come from it.
+        why: Why its link was lost; empty if its process has ended.
+        released: The driver has got that.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RemoteRank:
 
     @property
     def connected(self) -> bool:
-        """Whether its side has been heard of."""
+        """Whether its relay has sent a message."""
         return self.bodies is not None
 
     def connect(self, link: Link, bodies: SharedBodies) -> None:
@@ -122,7 +122,7 @@ class RemoteRank:
         held = self._held
         while held and not self.ended and self.connected:
             frame = held[0]
-            if frame.kind != Kind.CALL:  # one that runs may heed it: a stream that is to end
+            if frame.kind != Kind.CALL:  # a running one may need it: a stream that is to end
                 self._send(Lane.DATA, held.popleft())
                 continue
             collective = bool(frame.flags & Flag.COLLECTIVE)

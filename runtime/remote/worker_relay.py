@@ -1,10 +1,10 @@
-"""The process beside the workers of one group on one machine, which carries all of their messages.
+"""Starter of the relay: the process that carries all messages of a group's workers on a machine.
 
-- Everything that workers and process share is anonymous memory and unnamed sockets of their
-  machine. Who starts them keeps none of it once they have it.
-- One that has died, is stopped, or is not the one that the driver's side knows is replaced when
+- Workers and relay share only anonymous memory and unnamed sockets of their
+  machine. The process that starts them keeps no copy once they have them.
+- A relay that has died, is stopped, or is not the one that the gateway knows is replaced when
   workers are started. With it all workers beside it end.
-- What the process must know, its secret included, reaches it over inherited descriptors alone.
+- The relay gets its configuration, its secret included, over inherited descriptors alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason
 
 RELAY_PRELOAD = ("zmq",)
-"""What the zygote of both relays has imported."""
+"""The preload of the relay's zygote."""
 
 UNREACHED = 64
 """Exit code of a process that never heard the driver's side."""
@@ -46,11 +46,11 @@ _CLOSE = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """How a relay gets in at the driver's side; pickled by name.
+    """The address and keys with which a relay connects to the gateway; pickled by name.
 
     Attributes:
         number: Of the relay that it is for.
-        known: The number of the relay on the same machine that the driver's side hears; 0 for none.
+        known: The number of the relay on the same machine that the gateway knows; 0 for none.
         endpoint: Where the driver's side listens.
         server_key: That side's public key, in ZeroMQ's own encoding.
         secret: The relay's secret key, 32 bytes, which opens once.
@@ -96,7 +96,7 @@ class RelaySlot:
         return fds
 
     def close(self) -> None:
-        """Let go of them. Idempotent."""
+        """Close them. Idempotent."""
         for end in (self._control, self._worker_end):
             if end.fileno() >= 0:
                 descriptors.close(end)
@@ -126,7 +126,7 @@ class WorkerRelay:
         self._arena: Arena | None = None
         self._invitation: Invitation | None = None
         self._started = 0
-        # By pid: which process it is, and its invitation. An exit may be told after the next start.
+        # By pid: number of the process, and its invitation. An exit may follow the next start.
         self._lives: dict[int, tuple[int, Invitation]] = {}
         self._deadline = 0.0
         self._is_wanted: Callable[[], bool] = lambda: True

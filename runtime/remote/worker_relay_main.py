@@ -1,12 +1,12 @@
-"""The ranks' side of a link: a process beside the workers of one group on one machine.
+"""The relay process: the ranks' side of a link, beside the workers of one group on one machine.
 
-- To each worker it does what the driver would: sockets and memory of this machine, and one arena
+- Workers use it like a local driver: sockets and memory of this machine, and one arena
   for all of them.
-- What a worker wrote before it died is passed on, and then which call it had begun last, which can
-  still be read here. When the link is lost all workers are let go, as by a driver that has died.
-- After a pause of this process what has arrived is read before the other side is judged.
+- When a worker dies its last messages are passed on, then the number of the last call it had begun.
+  When the link is lost all workers are disconnected, as when the driver dies.
+- After a pause of this process arrived messages are read before limits are checked.
 
-Why a process: it outlives workers to tell of their ends, and its signs of life do not wait for
+Why a process: it outlives workers, to report their exits, and its signs of life do not wait for
 their threads.
 """
 
@@ -81,7 +81,7 @@ class _WorkerSlot:
 
     @property
     def next_look(self) -> float | None:
-        """When its end is looked at again; None: it has not ended, or has been told."""
+        """When its exit is checked again; None: it has not ended, or is reported."""
         return None if self.ended_at is None or self._end_reported else self.ended_at + _END
 
     # --- from the worker ----------------------------------------------------------------
@@ -117,7 +117,7 @@ class _WorkerSlot:
                 self.line.send(Lane.DATA, frame)
 
     def look_for_end(self, now: float) -> None:
-        """Tell of the worker's end, once everything it wrote has been sent."""
+        """Report the worker's end, once everything it wrote has been sent."""
         if self._end_reported or not (self.data.ended or self.control.ended):
             return
         if self.ended_at is None:
@@ -237,7 +237,7 @@ class _Relay:
             ready = self._wait(due)
             now = time.monotonic()
             if now > due + _PAUSE:
-                self._link.last_received_at = now  # it was we who were away
+                self._link.last_received_at = now  # the pause was in this process
             if self._owner.fileno() in ready:
                 self._obey(now)
             if self._socket in ready:
@@ -267,7 +267,7 @@ class _Relay:
         return 0
 
     def close(self) -> None:
-        """Let the link go, and the workers: last, for their ends would come before word of why."""
+        """Close the link, then disconnect the workers: their exits must follow the reason."""
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()
@@ -295,7 +295,7 @@ class _Relay:
     # --- the owner ----------------------------------------------------------------------
 
     def _obey(self, now: float) -> None:
-        """Take the workers in that are about to be started; end when the owner lets go."""
+        """Add the workers that are about to be started; end when the owner closes its socket."""
         while True:
             try:
                 data, fds = receive_with_fds(self._owner, _ORDER, _MOST_FDS, socket.MSG_DONTWAIT)

@@ -1,1 +1,1 @@
-"""What waits: the event loop and the lock that detects re-entry."""
+"""The event loop, and locks that detect re-entry."""

@@ -1,10 +1,10 @@
 """Event loop on one thread: epoll, timers and callbacks posted by other threads.
 
-- Callbacks run on the event loop's thread, one at a time. They must not block, and may come without
-  cause (a number was closed and opened again within one round): read without blocking.
-- A callback that raises is reported and ends nothing.
+- Callbacks run on the event loop's thread, one at a time. They must not block, and may be spurious
+  (a number was closed and opened again within one round): read without blocking.
+- A callback that raises is reported; the loop continues.
 - `Watch` and `Timer` may be cancelled on any thread and in callbacks. On the loop's thread nothing
-  is called after a cancel; elsewhere the call that is under way may end. Cancel a watch before its
+  is called after a cancel; elsewhere a call in progress may end. Cancel a watch before its
   descriptor is closed.
 - In a forked child there is no event loop: every method raises or does nothing.
 """
@@ -251,7 +251,7 @@ class EventLoop:
             except OSError:
                 if self._is_whole():
                     raise
-                # Who waits hears of it from the thread, which ends when it is woken.
+                # The woken thread raises the error and ends; that fails every waiter.
                 with contextlib.suppress(RuntimeFault):
                     self._wake()
 

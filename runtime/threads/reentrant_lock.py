@@ -1,10 +1,10 @@
 """Locks that detect re-entry by a finalizer or a signal handler.
 
-A finalizer runs on whichever thread the collector runs on, a signal handler between any two steps
-of the main thread. Either may interrupt a method of ours that holds a lock, and call us: a plain
-lock would wait for its own holder for ever.
+A finalizer runs on the thread on which the collector runs, a signal handler between any two steps
+of the main thread. Either may interrupt a method of phalanx that holds a lock, and call phalanx: a
+plain lock would wait for its own holder for ever.
 
-A Ctrl-C is put off while the main thread holds one of these locks (`is_holding`).
+A Ctrl-C is deferred while the main thread holds one of these locks (`is_holding`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     class _RLock:
-        """What the interpreter has; its stubs call it final, and do not know of its owner."""
+        """The interpreter's class, which its stubs declare final and without the owner."""
 
         def acquire(self) -> bool: ...
         def release(self) -> None: ...
@@ -39,7 +39,7 @@ class AskableLock(_RLock):
 
     def is_mine(self) -> bool:
         """Whether this thread has it."""
-        return self._is_owned()  # `threading.Condition` asks in the same way
+        return self._is_owned()  # as `threading.Condition` does
 
     if not TYPE_CHECKING:
         is_mine = _RLock._is_owned  # noqa: SLF001  # at no cost of its own
@@ -138,6 +138,6 @@ occupied = _Occupied()
 def called_from_inside(what: str) -> WouldDeadlock:
     """Return the error of *what*, called by a finalizer or handler that interrupted our code."""
     return WouldDeadlock(
-        f"{what}: a finalizer or signal handler that interrupts phalanx may not call it in turn, "
-        "nor wait for it; have another thread make the call"
+        f"{what}: called by a finalizer or signal handler that interrupted phalanx on this thread; "
+        "make the call from another thread"
     )

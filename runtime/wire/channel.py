@@ -1,10 +1,10 @@
 """Call channel: the driver's end of the connection to one incarnation of a worker.
 
-Guarantees: packets arrive in the order in which they were sent, whole or not at all; packets that
-find no room are kept in that order until `flush`; what the worker wrote before it died can be read
-to the last packet.
+Guarantees: packets arrive in the order in which they were sent, whole or not at all; packets
+without room are kept in that order until `flush`; packets that the worker wrote before it died can
+be read to the last one.
 
-`Channel` is the seam for ranks that are reached in another way than by `SocketChannel`: a socket
+`Channel` is the interface for ranks that are not reached by `SocketChannel`: a socket
 pair, a page and memory that the driver makes before the worker starts. None of them has a name, so
 no other process can connect and nothing is left behind.
 """
@@ -42,7 +42,7 @@ class Arrival(Enum):
     END = auto()  # the worker's end is closed, and all that it wrote has been read
 
 
-_ROOM = 1 << 20  # bytes that wait in a socket; the kernel grants as many as it lets anybody have
+_ROOM = 1 << 20  # bytes of a socket's buffer; the kernel grants at most its own limit
 _NOTHING = Arrival.NOTHING  # the lookup of an enum's member costs as much as a call
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 

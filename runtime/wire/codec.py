@@ -5,7 +5,7 @@ buffers) and large ``bytes`` are not copied into the pickle. Classes and functio
 ``__main__`` or in a notebook travel by value, everything importable by name. torch is used only if
 the process has imported it.
 
-Prior art: protocol 5 (PEP 574); cloudpickle for what has no importable name.
+Prior art: protocol 5 (PEP 574); cloudpickle for values without an importable name.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ such a round: it runs nothing behind the call that the driver has seen it begin.
 
 The worker stores *begun*, then loads *round*; the driver stores *round*, then loads *begun*, and
 only then the limit, which is open until then. Either the driver sees the call, whose limit then
-includes it, or the worker sees the round, and waits for the limit. So no two workers judge one call
-differently, provided that neither pair is reordered. The worker must not pay for a barrier on every
+includes it, or the worker sees the round, and waits for the limit. So all workers decide alike on a
+call, provided that neither pair is reordered. The worker must not pay for a barrier on every
 call, so the driver pays for both: ``membarrier(2)`` runs a full barrier on every processor that
 runs a worker, on x86-64 and ARM64 alike. Without that system call the driver sleeps a few
 milliseconds, far longer than any store buffer holds a store.
@@ -142,7 +142,7 @@ class ProgressPage:
 
     @property
     def served(self) -> int:
-        """How many calls have ended in this incarnation."""
+        """The number of calls that have ended in this incarnation."""
         return self._words[_SERVED]
 
     @property

@@ -1,4 +1,4 @@
-"""Remote exception: an exception on its way from a worker to a caller.
+"""Remote exception: encodes an exception in a worker and rebuilds it for the caller.
 
 Guarantees: it always travels, with its type if it can be pickled and its class is known to the
 reader; an ``__init__`` whose parameters are not `args` is not called again. Otherwise its name,

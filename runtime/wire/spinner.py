@@ -1,8 +1,8 @@
-"""Adaptive spinner: polls before blocking, where that has paid off.
+"""Adaptive spinner: polls before blocking, if polling has found messages recently.
 
 It ends after the given time; while polls find nothing in that time they become rare, down to one
-in 256 waits; the first that finds something brings them back. One that has lost its processor
-meanwhile finds it too late: to sleep and be woken is quicker where there is more to run.
+in 256 waits; the first that finds something restores them. A poll that loses its processor does not
+count as a success: blocking is faster when other processes want to run.
 """
 
 from __future__ import annotations

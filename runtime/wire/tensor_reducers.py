@@ -1,7 +1,7 @@
-"""Tensor serialization: torch's values travel through host memory, whatever device they are on.
+"""Tensor serialization: torch's values travel through host memory, from any device.
 
-Guarantees: a dense tensor is reduced to its bytes, which are not copied if they are on the host, in
-whatever order of dimensions, which is kept; attributes set on it travel along; a value from a GPU
+Guarantees: a dense tensor is reduced to its bytes, which are not copied if they are on the host;
+any order of dimensions is kept; attributes set on it travel along; a value from a GPU
 needs no GPU at the reader: it lands on the device that `place_on` names (a worker's lease), or on
 the host. Parameters, modules, sparse, nested and quantized tensors travel alike. Two tensors that
 share a storage arrive with one each, as from a plain pickle.
@@ -71,7 +71,7 @@ def reduce_tensor(tensor: Any) -> Any:
 def _reduce_unusual(tensor: Any) -> Any:
     """Reduce a tensor that is elsewhere, or whose numbers do not lie in their order.
 
-    Numbers of devices mean nothing in another process, so only that it was on one is told.
+    Device numbers are invalid in another process, so only the fact that it was on one is sent.
     """
     import torch  # noqa: PLC0415  # only processes that hold tensors reach this line
 

@@ -1,1 +1,1 @@
-"""What runs inside a worker process around the user's object."""
+"""The worker process around the user's object: main loop, control socket, replies, termination."""

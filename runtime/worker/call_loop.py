@@ -84,7 +84,7 @@ def _greet(data: socket.socket, link: Link) -> None:
     """Prove both directions of the call socket, then say READY.
 
     The driver put a greeting into the socket before this process existed; the answer lies there
-    before the driver hears READY on the other one, so it need not wait.
+    before the driver reads READY from the other one, so it need not wait.
     """
     greeting = receive(data)
     if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
@@ -234,7 +234,7 @@ class CallLoop:
             if span is not None:
                 span.raised(end)
             raise
-        except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
+        except BaseException as error:  # noqa: BLE001  # the caller handles it; asyncio's too
             if span is not None:
                 span.raised(error)
             holds = self._refuse(frame, error)
@@ -288,7 +288,7 @@ class CallLoop:
             saved = self._hosted.save(call.call_id)
         except (Terminated, SystemExit):
             raise
-        except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
+        except BaseException as error:  # noqa: BLE001  # the call continues; the driver gets it
             failed = self._fatal_exit.judge(error)
             failure = encode(RemoteFailure.of(error), "the error")
             flags = Flag.HELD if failed.holds else Flag.NONE

@@ -1,7 +1,7 @@
 """Control socket of a worker: messages beside replies, liveness probes, a standby's assignment.
 
 One thread reads the socket and answers probes, whatever the main thread does: an interpreter that
-can run at all answers within its switch interval and says where the main thread is. At rest it
+can run at all answers within its switch interval and reports the main thread's stack. At rest it
 sleeps in the kernel. Signals are left to the main thread, except the one that requests stacks: so
 a worker whose main thread blocks signals, or is in the kernel, can still write them. No answer is
 no proof of a hang: native code that holds the interpreter lock also stops this thread.
@@ -129,11 +129,11 @@ def _waits_for_nccl(main: int) -> bool:
 
 
 class ResultsUndefined(RuntimeFault):
-    """The answer of a call whose NCCL process group was aborted; no decider is asked about it."""
+    """The answer of a call whose NCCL process group was aborted; no decider is called for it."""
 
 
 class Hosted(Protocol):
-    """What the layer above provides inside a worker process.
+    """The callbacks that the layer above provides inside a worker process.
 
     Every method is called on the worker's main thread.
     """

@@ -1,6 +1,6 @@
 """Inbox of a worker, and the sending end of streams.
 
-Guarantees: no item is made that the driver has not asked for; the generator of a stream that the
+Guarantees: no item is made that the driver has not requested; the generator of a stream that the
 driver closes is closed on the main thread, at the next item; so is one whose worker is to stop,
 which ends in an error. Frames that arrive meanwhile are kept in order.
 
@@ -97,7 +97,7 @@ class Inbox:
             while not self._is_ending() and self._readable.poll(0):
                 self._read()
             if self._is_ending():
-                raise ExecutorClosed("the worker was told to stop in the middle of a stream")
+                raise ExecutorClosed("the worker was stopped in the middle of a stream")
             granted = self._granted.get(call_id, 0)
             if granted == CLOSED or granted > sent:
                 return granted

@@ -2,8 +2,8 @@
 
 Guarantees: exactly one answer per call, in call order; an answer that is ready leaves on the main
 thread unless an earlier one is still being computed; an `AsyncOutput` is resolved on one output
-thread while the main thread runs the next call; what cannot be pickled becomes that call's error.
-Behind an output that raised in a process group no other is resolved before the driver lets it.
+thread while the main thread runs the next call; an unpicklable value becomes that call's error.
+Behind an output that raised in a process group none is resolved before the driver allows it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ReplyQueue:
             self._news.notify_all()
 
     def finish(self) -> None:
-        """Return when what was put off is computed and sent, held up or not.
+        """Return when deferred outputs are computed and sent, blocked or not.
 
         The driver limits this by `leave_within`.
         """
@@ -126,7 +126,7 @@ class ReplyQueue:
                 self._news.wait()
 
     def close(self) -> None:
-        """Send what is still being computed, unless it is held up, then end the output thread."""
+        """Send outputs still being computed, unless blocked; then end the output thread."""
         with self._lock:
             waiting = self._waiting
         with self._news:

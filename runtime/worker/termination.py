@@ -72,8 +72,8 @@ class FatalExit:
     def judge(self, error: BaseException) -> Failed:
         """Return *error* with its consequences, once; if it is fatal no further call is begun.
 
-        A broken process group is re-formed by the driver, which knows of deaths and whether ranks
-        are kept, so it does not restart each rank by itself.
+        A broken process group is re-formed by the driver, which has the deaths and the survivor
+        policy, so it does not restart each rank by itself.
         """
         undefined = isinstance(error, ResultsUndefined)
         directive = Directive.RESUME if undefined else self._hosted.judge(error)
@@ -153,7 +153,7 @@ class Termination:
         )
 
     def listen(self) -> None:
-        """Defer SIGTERM from now on, until `on_message` says which kind it is."""
+        """Defer SIGTERM from now on, until `on_message` gets its kind."""
         self._listens = True
 
     def on_message(self, kind: int | None) -> None:

@@ -1,7 +1,7 @@
 """Spans of calls, by the OpenTelemetry API alone.
 
 Guarantees: a program that has not imported OpenTelemetry does not get it imported, in the driver or
-in a worker, and a call pays for one look into a dictionary; without a provider no span is made. A
+in a worker, and a call pays for one dictionary lookup; without a provider no span is made. A
 worker whose driver traces a call makes a span for it, as a child of the caller's.
 
 Source: the semantic conventions of OpenTelemetry for remote calls.

@@ -1,1 +1,1 @@
-"""The OTP supervisor as pure decisions: specs, messages, state and what follows from an event."""
+"""The OTP supervisor as pure decisions: specs, messages, machine, restart rules and snapshot."""

@@ -2,7 +2,7 @@
 
 - The first rule that applies decides. If none does, `Decider.directive` returns None and the
   default of the caller holds. A rule whose predicate raises does not apply.
-- *resume*: it goes on. *restart*: an abnormal exit, which counts. *stop*: the child ends for
+- *resume*: it continues. *restart*: an abnormal exit, which counts. *stop*: the child ends for
   good, as a transient one that ended normally. *escalate*: the supervisor gives up at once.
 - The caller of a method that raised gets its exception first, whatever the directive.
 
@@ -23,7 +23,7 @@ from .restart_rules import ExitKind, ExitReason
 
 
 class Directive(StrEnum):
-    """What to do about an exception or an exit."""
+    """The reaction to an exception or an exit."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -77,7 +77,7 @@ def _names(kind: type[BaseException]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """Rules, asked in order; if none applies, *default*, where None leaves it to the caller."""
+    """Rules, tried in order; if none applies, *default*, where None leaves it to the caller."""
 
     rules: tuple[Rule, ...] = ()
     default: Directive | None = None
@@ -130,7 +130,7 @@ DEVICE_ERRORS = (
     "unhandled cuda error",  # NCCL's: its communicator cannot go on
     "cuda error: unknown error",  # what many an Xid comes to
 )
-"""What the text of a *sticky* error of CUDA contains, in lower case: every later call fails too.
+"""Texts of *sticky* CUDA errors, in lower case; after one of them every later call fails too.
 
 Seen on a device (docs/gpu.md): the assertion, the illegal access, the misaligned address, the
 launch failure. The others are from NVIDIA's documentation of ``cudaError_t``.

@@ -74,7 +74,7 @@ class Child:
         serial: The serial of its latest start that succeeded; 0 before the first.
         incarnation: How often it has been started, attempts that failed included.
         has_exited: It has ended, and its exit is in the mailbox.
-        since: When it was last started, asked to end or killed, in seconds of `handle`'s clock.
+        since: When it was last started, requested to end or killed, in seconds of `handle`'s clock.
         attempt: Restarts in a row without a healthy time, for the back-off.
         ticket: The retry that is due next; 0 for one without delay.
         fruitless: Restarts in a row that were of no use.
@@ -290,7 +290,7 @@ class SupervisorMachine:
         self._actions.append(msg.KillChild(child.key, child.serial))
 
     def _gone(self, child: Child, event: msg.Exited | None) -> None:
-        """Announce the end of a child that was asked to end; without an exit it is lost."""
+        """Announce the end of a child that had to end; without an exit it is lost."""
         child.status = Status.UNDEFINED
         if event is None:
             waited = self._now - child.since
@@ -299,7 +299,7 @@ class SupervisorMachine:
             child.last_exit = event.reason
             if event.was_useful:
                 child.fruitless = 0
-            self._announce_exit(child, "was told to stop")
+            self._announce_exit(child, "stopped by request")
 
     def _not_running(self, child: Child) -> None:
         child.status, child.has_exited = Status.UNDEFINED, False

@@ -1,10 +1,10 @@
 """Messages of a supervisor: the events that its machine handles, its actions, its answers.
 
-- Closed unions of values. Performing an action never blocks; what follows comes back as an event.
+- Closed unions of values. Performing an action never blocks; its results come back as events.
   A notice is an action too: it goes to the log and the subscribers.
 - A *serial* names one start of one child, unique in the life of its supervisor, as a pid does in
   OTP: an exit with the serial of an earlier start is recognised and ignored.
-- The outcome of a start is delivered before the exit of what was started.
+- The outcome of a start is delivered before the exit of the started child.
 - Every request is answered exactly once; `Supervisor` raises the answer that is an exception.
 """
 
@@ -53,7 +53,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class OfStart:
-    """What the messages about one start of a child have."""
+    """The base of messages about one start of a child."""
 
     child: str
     serial: int
@@ -126,7 +126,7 @@ class Booted:
 
 
 class Outcome(OfStart):
-    """What came of a start."""
+    """The outcome of a start."""
 
 
 class Started(Outcome):

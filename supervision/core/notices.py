@@ -1,4 +1,4 @@
-"""Notices: what subscribers of a tree receive, which are also its log events.
+"""Notices: the events of a tree that its subscribers receive, and that are logged.
 
 Each has a dotted name in ``event``, a ``level`` and plain fields; *path* is the ids from the top
 supervisor down, joined by slashes; *at* is in seconds of the tree's clock.
@@ -15,7 +15,7 @@ from .restart_rules import ExitReason
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Notice:
-    """What all notices have; a subclass is a frozen dataclass, with its name and level."""
+    """The base of all notices; a subclass is a frozen dataclass, with its name and level."""
 
     event: ClassVar[str]
     usual_level: ClassVar[str]

@@ -91,7 +91,7 @@ class ExitReason:
     """Why a child ended.
 
     Attributes:
-        detail: What is known beyond the *kind*, as text.
+        detail: Further information beside the *kind*, as text.
         code: The exit code of a process that exited, else None.
         signal: The number of the signal that ended a process, else None.
     """

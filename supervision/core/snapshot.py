@@ -26,7 +26,7 @@ class ChildSnapshot:
         incarnation: How often it has been started.
         restarts_in_a_row: Since its last healthy time; counted only with a back-off.
         last_exit: None if it has never ended.
-        since: When it was last started, or asked to end.
+        since: When it was last started, or requested to end.
         supervisor: The supervisor and its children, if this child is one that runs.
     """
 

@@ -1,6 +1,6 @@
 """Specs of children and supervisors, and the contract of a child.
 
-- A spec that makes no sense cannot be built: a `SpecError` names the field and the value, before
+- An invalid spec cannot be built: a `SpecError` names the field and the value, before
   anything starts. Fields that hold a word of OTP's accept its plain string too.
 - A child is anything that a *start function* starts: a process, an actor, a thread, a group.
   ``start(ctx, *args)`` is called on its own thread with a `StartContext`. It returns a
@@ -38,17 +38,17 @@ from .restart_rules import (
 
 
 class Word(Enum):
-    """What a spec or a start function says by a word of OTP's."""
+    """Values of a spec or a start function that are words of OTP's."""
 
     IGNORE = "ignore"
     BRUTAL_KILL = "brutal_kill"
 
 
 IGNORE: Final = Word.IGNORE
-"""What a start function returns if there is nothing to run; not a failure."""
+"""The return value of a start function that has nothing to run; not a failure."""
 
 BRUTAL_KILL: Final = Word.BRUTAL_KILL
-"""The shutdown of a child that is killed without being asked to end."""
+"""The shutdown of a child that is killed without a request to end."""
 
 Shutdown: TypeAlias = float | Literal[Word.BRUTAL_KILL]
 StartFunction: TypeAlias = Callable[..., Any]
@@ -76,7 +76,7 @@ class ChildSpec:
         start: A start function, the ``start`` of a Pykka actor class, or a supervisor's spec.
         args: Given to the start function after its context.
         restart: The ends that lead to a restart.
-        shutdown: Seconds between asking the child to end and killing it; ``math.inf`` for no
+        shutdown: Seconds between the request to end and the kill; ``math.inf`` for no
             limit, or `BRUTAL_KILL`. None: 5 for a worker, no limit for a supervisor.
         type: Worker or supervisor; follows from *start* unless given.
         significant: Whether its end can end the supervisor (`AutoShutdown`).
@@ -106,7 +106,7 @@ class ChildSpec:
         if not (nested or callable(start)):
             raise SpecError("start", start, "give a start function or a SupervisorSpec")
         if isinstance(start, type) and not issubclass(start, ChildHandle):
-            remedy = "a class whose instances have no terminate and kill is no start function"
+            remedy = "pass a function, or a class with terminate() and kill()"
             remedy += "; for a Pykka actor give its .start, for workers an executor_child"
             raise SpecError("start", self.start, remedy)
         _set(self, "args", _items("args", self.args))
@@ -152,7 +152,7 @@ class ChildSpec:
 
     @property
     def stop_within(self) -> float:
-        """Seconds between asking the child to end and killing it; 0 if it is not asked."""
+        """Seconds between the request to end and the kill; 0 if there is no request."""
         return self.shutdown if isinstance(self.shutdown, int | float) else 0.0
 
 

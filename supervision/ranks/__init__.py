@@ -1,1 +1,1 @@
-"""The rank group as pure decisions: its state, its events and actions, and what follows."""
+"""The rank group as pure decisions: its state, its events and its actions."""

@@ -1,18 +1,18 @@
 """Decisions of a rank group: the pure half of an executor.
 
-- Each function takes the group and what happened, and returns the group after it and its actions,
+- Each function takes the group and an event, and returns the group after it and its actions,
   in order. Times are seconds on one monotonic clock. A group that has ended stays as it is.
 - An incarnation names one start of a rank, so that messages of an earlier one are recognised.
 - A group is started as a whole and stopped as a whole. A rank that ends unasked is restarted with
   those that the strategy ties to it; deaths of ranks that are being stopped are absorbed.
 - Past its intensity, or when its first start fails, the group stops every rank and ends once.
-- The epoch rises whenever ranks that meet are formed anew.
+- The epoch rises whenever ranks that share a rendezvous are formed anew.
 - With survivors kept (`GroupState.keep`) only the dead rank is started; the others leave their
   group and form the next epoch with it. A survivor that dies meanwhile belongs to the same restart.
   A rank that was itself started in this restart counts, and if it failed by itself none are kept:
   an `on_reform` that always fails would loop for ever.
-- Unlike in OTP, ranks start and stop in parallel (they meet in a rendezvous). What counts, and when
-  the group gives up, is OTP's.
+- Unlike in OTP, ranks start and stop in parallel (they share a rendezvous). The rules for counting
+  restarts and for giving up are OTP's.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Deliver `WaitOver` at *at*."""
+    """Call `wait_over` at *at*."""
 
     at: float
 
@@ -184,10 +184,10 @@ class GroupState:
         return ranks.union(self.strategy.tied(range(len(self.ranks)), min(ranks)))
 
     def replaced_after(self, dead: frozenset[int]) -> frozenset[int]:
-        """Return who is started anew after *dead* have died."""
+        """Return the ranks that are started anew after *dead* have died."""
         if not self.keep:
             return self.tied_to(dead)
-        # In its start a rank hears nothing of a further epoch.
+        # A rank in its start cannot join a further epoch.
         starting = (rank.number for rank in self.ranks if rank.state is RankState.STARTING)
         return dead.union(starting)
 
@@ -386,7 +386,7 @@ def _start(state: GroupState) -> RankDecision:
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
     start = StartRanks(epoch, state.size, started)
     reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)
-    # Survivors leave first: one that stays in the old group holds up others in it.
+    # Survivors leave first: one that stays in the old group blocks others in it.
     return state, (ReformRanks(epoch, reform), start) if reform else (start,)
 
 

@@ -1,1 +1,1 @@
-"""The supervisor at work: actors, clocks and timers that run the core and real children."""
+"""Running supervisors: actors, clocks and timers that drive the core and its children."""

@@ -1,10 +1,10 @@
-"""The supervisor as an actor: it hears a message, has its machine decide, and performs the actions.
+"""The supervisor as an actor: passes messages to its machine, and performs the actions.
 
 - Its thread never waits for a child: start functions run on their own threads, stops are requests,
-  and what follows comes back as a message.
+  and results come back as messages.
 - Every request gets one answer, also one that arrives while the actor ends.
-- Whatever ends the actor, a fault of its own included, its children are ended and the owner hears
-  of it once.
+- However the actor ends, by an internal error too, its children are ended and the owner is
+  notified once.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SupervisorActor(ProtectedActor):
         with self._deciding:
             machine, child = self.machine, self.machine.children.get(key)
             if machine.ended is not None:
-                return True  # the supervisor above, which has yet to hear of it, decides
+                return True  # the supervisor above decides; the message to it is under way
             is_settled = machine.is_ready and machine.is_idle
             if child is None or (child.status is Status.UNDEFINED and is_settled):
                 return False
@@ -273,7 +273,7 @@ class SupervisorActor(ProtectedActor):
         self.stop()
 
     def _actor_loop_teardown(self) -> None:
-        # Requests are told, not asked, because their answers may come later; so Pykka does not
+        # Requests are sent by `tell`, because their answers may come later; so Pykka does not
         # answer those that are left. After a kill or a failure they are anywhere: in the inbox, in
         # the machine's mailbox or its operation, in actions that were not performed.
         with self._lock:

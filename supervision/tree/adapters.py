@@ -1,11 +1,11 @@
 """Start functions for children inside this process: Pykka actors, and callables on threads.
 
-- An actor's start returns when its ``on_start`` has run, and raises what that raised. Its end is
+- An actor's start returns when its ``on_start`` has run, and raises its exception. Its end is
   reported once, with a reason.
 - An exception that leaves a method reaches the caller first; then the supervisor's decider is
-  asked. SystemExit ends the actor that raised it and no other (Pykka alone stops all of them).
+  called. SystemExit ends the actor that raised it and no other (Pykka alone stops all of them).
 - Threads are daemons: a program that does not stop its tree can exit.
-- An actor has been of use once it has handled a message, a thread once it has returned or called
+- An actor has made progress once it has handled a message, a thread once it has returned or called
   `StopSignal.progressed`.
 
 Nothing can kill a thread: a child that does not end on request is reported lost after its shutdown
@@ -106,7 +106,7 @@ class ActorChild(_Thread):
 
 
 class _Supervised(pykka.ThreadingActor):
-    """Mixed in before the user's class: reports the actor's end and asks the decider."""
+    """Mixed in before the user's class: reports the actor's end and calls the decider."""
 
     use_daemon_thread = True
     phalanx_child: ActorChild

@@ -1,10 +1,10 @@
 """Monitors and links, as in Erlang.
 
-- Everything that ends has one `Lifeline`, which ends once, with a reason.
+- Every start of a child, and every tree, has one `Lifeline`, which ends once, with a reason.
 - A monitor is called exactly once, at once if its lifeline has ended, and never after it was
   cancelled; one that raises is reported, and the others are still called. It runs on the thread
   that reports the end and must not block.
-- A link carries every reason but ``normal`` to the other side, which is asked to end with it; a
+- A link carries every reason but ``normal`` to the other side, which is requested to end with it; a
   side that traps is called instead, for every end.
 """
 
@@ -20,7 +20,7 @@ from phalanx.supervision.core.restart_rules import ExitKind, ExitReason
 
 
 class Down(NamedTuple):
-    """What a monitor is called with: *path* ended because of *reason*."""
+    """The argument of a monitor: *path* ended because of *reason*."""
 
     path: str
     reason: ExitReason
@@ -33,7 +33,7 @@ Cancel: TypeAlias = Callable[[], None]
 class Lifeline:
     """The end of one incarnation of *path*.
 
-    *terminate* asks it to end, for links; *failed* is called with the path, ``monitor`` and an
+    *terminate* requests its end, for links; *failed* is called with the path, ``monitor`` and an
     exception of a watcher. *reason* is that of its end; None before.
     """
 
@@ -88,7 +88,7 @@ class Lifeline:
 def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> Cancel:
     """Link *one* and *other*: either ends with the other, except after a normal end.
 
-    With *on_down* the side of *other* traps: it is not asked to end when *one* ends, *on_down* is
+    With *on_down* the side of *other* traps: it gets no stop request when *one* ends, *on_down* is
     called instead, for normal ends too. The end of either ends the link. Returns a function that
     unlinks them.
     """

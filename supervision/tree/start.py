@@ -38,7 +38,7 @@ class StartContext:
         path: The ids from the top supervisor down, joined by ``/``.
         incarnation: How often this child has been started, from 1.
         deadline: When the start counts as failed, on the monotonic clock; may be infinite.
-        handle: What the start function returned; None before.
+        handle: The return value of the start function; None before.
         nested: The supervisor that the child is, from the beginning of its start; None for others.
         lifeline: Ends with the child.
     """

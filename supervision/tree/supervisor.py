@@ -319,7 +319,7 @@ class Supervisor(SupervisorView):
         self._join()
 
     def kill(self) -> None:
-        """End the supervisor at once; its children are killed, or asked if they cannot be."""
+        """End the supervisor at once and kill its children; unkillable ones get a stop request."""
         if self._top.is_elsewhere:
             return
         self._top.kill()

@@ -65,7 +65,7 @@ def tree_from_toml(
             id, its table, and a function that returns what a field's ``module:attribute`` names.
 
     Raises:
-        SpecError: Something in it makes no sense; nothing has been started.
+        SpecError: The document is invalid; nothing has been started.
     """
     try:
         document = tomllib.loads(text)
@@ -84,7 +84,7 @@ def tree_from_toml(
         raise SpecError("root", root, "must name a supervisor of this document")
     built = declared.built()
     for field in _AS_CHILD & set(table := declared.supervisors[root]):
-        raise SpecError(f"supervisor.{root}.{field}", table[field], "the root is no child")
+        raise SpecError(f"supervisor.{root}.{field}", table[field], "the root is not a child")
     used = {child.id for spec in built.values() for child in spec.children} | {root}
     names = [name for table in (declared.supervisors, *declared.leaves.values()) for name in table]
     if twice := sorted({name for name in names if names.count(name) > 1}):

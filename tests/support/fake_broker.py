@@ -1,4 +1,4 @@
-"""A broker that offers every machine that is asked for, and writes down what it was told."""
+"""A broker that offers every machine that is requested, and records its orders."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Line:
 
 
 class Starter:
-    """Starts the entries of this folder and knows when they have ended."""
+    """Starts the functions of `entry_points` and records when they have ended."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher

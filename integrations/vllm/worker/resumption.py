@@ -43,15 +43,15 @@ def obstacle(
     """
     if getattr(request, "resumable", False) and (is_running or request.num_computed_tokens > 0):
         return (
-            "its worker died: what a session with streamed input has computed cannot be computed "
-            "again; begin the session anew"
+            "its worker died: a session with streamed input cannot be recomputed; "
+            "begin the session anew"
         )
     sampling = request.sampling_params
     is_drawn = sampling is not None and sampling.seed is not None and sampling.temperature > 0
     if speculates and keeps_generators and is_drawn and request.num_output_tokens:
         return (
-            "its worker died: how much a seeded request had drawn while tokens were drafted is not "
-            "known, so it would have gone on with other tokens; send it again"
+            "its worker died: the generator state of a seeded request is unknown while tokens are "
+            "drafted, so it would have continued with other tokens; send it again"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""What ranks share of their start: done once, by the process that they are forked from.
+"""The shared part of the start of ranks: done once, by the process that they are forked from.
 
 Guarantees: the import of this module imports what of vLLM a worker imports on its way to its first
 step, registers what each would register, and compiles, on a CPU, the two functions that vLLM

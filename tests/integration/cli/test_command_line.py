@@ -34,8 +34,8 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["chaos", "shrink"], "the following arguments are required: RUN"),
         (["chaos", "mine:build", "--runs", "3"], "unrecognized arguments: --runs 3"),
         (["reports", "show"], "the following arguments are required: FILE|latest"),
-        (["reports", "--rank", "-1"], "argument --rank: '-1' is no number of a rank"),
-        (["logs", "--rank", "x"], "argument --rank: 'x' is no number of a rank"),
+        (["reports", "--rank", "-1"], "argument --rank: '-1' is not a rank number"),
+        (["logs", "--rank", "x"], "argument --rank: 'x' is not a rank number"),
     ],
 )
 def test_a_users_mistake_is_told_without_a_traceback(

@@ -198,7 +198,7 @@ def test_a_node_with_the_key_of_another_gateway_does_not_speak_to_this_one_and_e
 
     why, _ = cluster.told.wait("refused")
 
-    assert why == "it does not speak as one of this group does"
+    assert why == "its handshake is not one of this group"
     wait_until(lambda: cluster.engine.told or len(cluster.engine.starters) > 1)
     wait_until(lambda: not cluster.processes(0))
     assert cluster.told.of("admitted") == []

@@ -140,7 +140,7 @@ def test_a_report_is_found_by_its_path_by_its_name_and_in_the_folder_of_the_envi
     ("words", "problem"),
     [
         (["reports"], "set PHALANX_REPORT_DIR"),
-        (["reports", "list", "{}/absent"], "absent': is no folder"),
+        (["reports", "list", "{}/absent"], "absent': is not a folder"),
         (["reports", "{}", "--since", "soon"], "--since='soon'"),
         (["reports", "{}", "--limit", "0"], "--limit=0"),
         (["reports", "show", "latest"], "set PHALANX_REPORT_DIR"),

@@ -28,7 +28,7 @@ LOOP = cast("EventLoop", None)  # not reached
         ("runtime_env", "requirements.txt", "give a mapping"),
         ("runtime_env", {"py_modules": [pytest]}, "give plain values"),
         ("runtime_env", {"env_vars": {"X": math.nan}}, "give plain values"),
-        ("runtime_env", {"env_vars": {"X": "x" * 100_000}}, "put what is long into working_dir"),
+        ("runtime_env", {"env_vars": {"X": "x" * 100_000}}, "put long values into working_dir"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(field: str, value: Any, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""A spec that makes no sense cannot be built, in Python or in TOML."""
+"""An invalid spec cannot be built, in Python or in TOML."""
 
 from __future__ import annotations
 
