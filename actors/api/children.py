@@ -163,7 +163,7 @@ def tree_from_toml(text: str, starts: Mapping[str, Any] | None = None) -> Superv
     return supervision_from_toml(text, starts, {"executor": _declared})
 
 
-_ENGINES: dict[object, type[ClusterOptions]] = {"ray": Ray, "join": JoinedNodes}
+_ENGINES: dict[str, type[ClusterOptions]] = {"ray": Ray, "join": JoinedNodes}
 _OPTIONS = {
     *inspect.signature(spec_of).parameters,
     *inspect.signature(executor_child).parameters,
@@ -200,10 +200,10 @@ def _cluster(given: object, load: Callable[[str, object], Any]) -> object:
     if not isinstance(given, dict):
         return load("cluster", given)
     table = dict(cast("dict[str, Any]", given))
-    kind = _ENGINES.get(engine := table.pop("engine", None))
-    if kind is None:
+    engine: object = table.pop("engine", None)
+    if not isinstance(engine, str) or engine not in _ENGINES:
         raise SpecError("cluster.engine", engine, f"give {' or '.join(_ENGINES)}")
-    return group_of("cluster", kind, table)
+    return group_of("cluster", _ENGINES[engine], table)
 
 
 def _forget_gone(unused: dict[str, list[CheckpointCoordinator | None]], ctx: StartContext) -> None:

@@ -52,9 +52,7 @@ if TYPE_CHECKING:
 
     from .output import OutputWindow
 
-_REAP_TIMEOUT = (
-    10.0  # seconds for the process tree of an exited rank: 100 ms per GiB it held
-)
+_REAP_TIMEOUT = 10.0  # seconds for the process tree of an exited rank: 100 ms per GiB it held
 _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
 _LAST = 24_000  # bytes of each of a dead rank's texts in a message

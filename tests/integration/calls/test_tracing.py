@@ -283,8 +283,7 @@ def test_a_second_death_belongs_to_the_restart_that_is_under_way(
     spans: Spans,
 ) -> None:
     def of(rank: int) -> Any:
-        made = told.call("step", Shape.SINGLE, 1, rank, is_stream=False)
-        assert made is not None
+        made = told.call(told.telemetry.tracer, "step", Shape.SINGLE, 1, rank, is_stream=False)
         made.died(report, None)
         made.refused(RuntimeError("died"))
         return calls(spans)[-1].get_span_context()

@@ -36,7 +36,7 @@ def test_a_follower_that_is_served_just_as_it_is_woken_to_read_passes_the_role_o
         return time.monotonic()
 
     reader = Reader(loop, lock, table, on_ready, poller=None, clock=clock)
-    reader.on_nudge = lambda: None
+    reader.on_wake = lambda: None
     reader.watched = table.owed = 1
     reader.add(theirs.fileno())
     leader = threading.Thread(target=reader.wait, args=(first, None), name="leader")
