@@ -215,10 +215,10 @@ class Ranks:
                 self._equipment[each.key] = each
         for each in equipped:
             each.close_child_ends()
-        self._is_over(order)
         pids = tuple(process.pid for process in processes)
         devices = tuple(str(leases[r.rank]) if r.rank in leases else "cpu" for r in order.ranks)
         self._report(Started(number=order.number, pids=pids, devices=devices))
+        self._is_over(order)  # not before: a withdrawal is then answered, as of what is not to come
         for each in equipped:
             each.output.begin()
         start_reported.set()
