@@ -214,20 +214,31 @@ def test_a_step_that_failed_before_it_changed_parameters_is_rolled_back() -> Non
     assert state.is_committed
     state.roll_back()
     assert state.digest() == before
+    model[1].num_batches_tracked = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ShapeChanged, match="model.1.num_batches_tracked"):
+        state.roll_back()
 
 
-@pytest.mark.parametrize("change", ["optimizer", "by hand"])
+@pytest.mark.parametrize("change", ["optimizer", "by hand", "uncounted"])
 def test_a_step_that_changed_parameters_and_did_not_commit_is_known(change: str) -> None:
     model, state = make()
     do(model, state, 1)
+    state.begin(watch=True)
     forward(model, 2)
+    assert state.is_committed
     if change == "optimizer":
         state.optimizers["optimizer"].step()
-    else:
+    elif change == "by hand":
         with torch.no_grad():
             next(model.parameters()).add_(1)
+    else:
+        next(model.parameters()).data.add_(1)
 
     assert not state.is_committed
+    state.touch()
+    state.commit(2)
+    state.begin(watch=False)
+    assert state.is_committed == (change != "uncounted")
 
 
 @pytest.mark.parametrize("found_by", ["state", "step"])
@@ -440,10 +451,11 @@ def test_a_state_that_cannot_be_pickled_is_refused_by_name() -> None:
 
 
 def test_the_digest_tells_what_is_no_tensor() -> None:
-    model = nn.Linear(1, 1)
+    model, own = nn.Linear(1, 1), torch.Generator()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    state = State(model=model, scaler=scaler)
+    state = State(model=model, scaler=scaler, generator=own)
     before = state.digest()
+    torch.rand(1, generator=own)  # each step seeds it, on each rank with another number
     assert state.digest() == before
     model.eval()
     evaluating = state.digest()
