@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import pickle
+import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import HiddenState, ShapeChanged, TrainingError, WrongDevice
-from .packing import Packed, Shard, local_of, unpack
+from .packing import Packed, Shard, checksum, local_of, unpack
 from .untracked_state import check_kept
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class State:
     """The objects of a rank that training changes, by name.
 
     ``State(model=model, optimizer=optimizer, scheduler=scheduler)``. Each is a module (not wrapped
-    in DDP), an optimizer, a `torch.Generator`, or has ``state_dict`` and ``load_state_dict``.
+    in DDP), an optimizer, a `torch.Generator`, which each step seeds, or has ``state_dict`` and
+    ``load_state_dict``.
 
     Attributes:
         step: The last step that was committed; 0 before the first.
@@ -61,9 +63,10 @@ class State:
             for at, part in enumerate(cast("Iterator[Any]", module.modules()))
             if cast("Any", type(part)).get_extra_state is not _NO_EXTRA
         }
-        self._touched = False
+        self._touched = self._writes_unseen = False
+        self._contents: list[int] | None = None
         for optimizer in self.optimizers.values():
-            optimizer.register_step_pre_hook(self._touch)
+            optimizer.register_step_pre_hook(self.touch)
         self.refresh()
         self._commit()
 
@@ -94,13 +97,32 @@ class State:
 
     # --- steps ----------------------------------------------------------------------------
 
+    def begin(self, *, watch: bool) -> None:
+        """Note that a step begins.
+
+        Args:
+            watch: Find out whether it writes to parameters through ``.data``, which torch does not
+                count. If one does, all later ones count as changed from their beginning.
+        """
+        self._contents = self._checksums() if watch else None
+        self._touched = self._writes_unseen
+
+    def touch(self, *_: object) -> None:
+        """Note that parameters or optimizer states are about to change."""
+        if not self._touched and self._contents is not None:
+            before, now = self._contents, self._checksums()
+            counted = zip(self._versions, self._count_changes(), before, now, strict=False)
+            self._writes_unseen |= any(v == w and one != other for v, w, one, other in counted)
+        self._touched = True
+
     def commit(self, step: int, result: Any = None) -> None:
         """Note that all of it is now that of *step*."""
         self.step, self.result = step, result
+        self._reshard()  # the next forward pass is to gather what has changed
         self._commit()
 
     def _commit(self) -> None:
-        self._touched = False
+        self._touched, self._contents = False, None
         self._versions = self._count_changes()
         light = Packed(self._light_tree())
         self._light = light.meta, light.to_bytes()
@@ -108,10 +130,16 @@ class State:
     @property
     def is_committed(self) -> bool:
         """Whether parameters and optimizer states are those of `step`."""
-        return not self._touched and self._versions == self._count_changes()
+        if self._touched or self._versions != self._count_changes():
+            return False
+        return self._contents is None or self._contents == self._checksums()
 
     def roll_back(self) -> None:
-        """Set buffers, schedulers, generators and the like to what they were at the commit."""
+        """Set buffers, schedulers and the like to what they were at the commit.
+
+        Raises:
+            ShapeChanged: a step that failed has put a buffer of another shape in place of one.
+        """
         meta, data = self._light
         self._load_light(unpack(meta, data.clone()))
 
@@ -123,9 +151,22 @@ class State:
     def refresh(self) -> dict[str, torch.Tensor]:
         """Look for modules, and parameters that no optimizer has; return all parameters by name."""
         self._parts = [part for module in self.modules.values() for part in module.modules()]
+        self._reshard()
         found, trained = dict(self._parameters()), {id(each) for each in self._trained()}
         self._untrained = [each for each in found.values() if id(each) not in trained]
         return found
+
+    def _reshard(self) -> None:
+        """Have FSDP2 hold shards alone: a pass without gradients leaves whole parameters."""
+        for part in self._parts:
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+    def names(self) -> list[str]:
+        """Return the names of all modules and parameters."""
+        walks = {name: cast("Any", each).named_modules() for name, each in self.modules.items()}
+        parts = (f"{name}.{inner}" for name, walk in walks.items() for inner, _ in walk)
+        return [*parts, *dict(self._parameters())]
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the buffers of all modules, such as batch statistics."""
@@ -140,21 +181,14 @@ class State:
                 found += [each for each in of_one.values() if isinstance(each, torch.Tensor)]
         return found
 
-    def _touch(self, *_: object) -> None:
-        self._touched = True
-
     # --- what is in it --------------------------------------------------------------------
 
     def tree(self) -> Tree:
         """Return all of it at the last commit; large tensors are those of the objects."""
-        parameters = self.refresh()
-        for part in self._parts:
-            if isinstance(part, FSDPModule):
-                part.reshard()
         return {
             "step": self.step,
             "result": pickle.dumps(self.result),  # whole: each rank may have another
-            "parameters": parameters,
+            "parameters": self.refresh(),
             "optimizers": {name: _states_of(each) for name, each in self.optimizers.items()},
             "light": self._light,
         }
@@ -203,6 +237,11 @@ class State:
         whole.update((ctypes.c_char * data.numel()).from_address(data.data_ptr()))
         return whole.hexdigest()
 
+    def checksums(self) -> dict[str, int]:
+        """Return a checksum of each object, from a sample of its large tensors."""
+        kept = {**self.modules, **self.optimizers, **self.others}
+        return {name: _checksum_of(each.state_dict()) for name, each in kept.items()}
+
     def check_device(self, device: str) -> None:
         """Raise `WrongDevice` unless parameters and buffers are on *device*."""
         expected = torch.device(device)
@@ -228,7 +267,7 @@ class State:
                 ]
                 for name, each in self.optimizers.items()
             },
-            "generators": {name: each.get_state() for name, each in self.generators.items()},
+            "generators": dict.fromkeys(self.generators),  # each step seeds them
             "others": {name: each.state_dict() for name, each in self.others.items()},
             "extra": {name: each.get_extra_state() for name, each in self._extra.items()},
         }
@@ -240,8 +279,11 @@ class State:
         for parameter, wanted in zip(self._each(), tree["wanted"], strict=False):
             if parameter.requires_grad != wanted:
                 parameter.requires_grad_(bool(wanted))
+        buffers = dict(self._buffers())
+        kept = {name: buffers[name] for name in tree["buffers"] if name in buffers}
+        _check_alike("buffers", tree["buffers"], kept)
         with torch.no_grad():
-            for name, buffer in self._buffers():
+            for name, buffer in kept.items():
                 _copy(buffer, tree["buffers"][name])
         for name, groups in tree["groups"].items():
             for group, values in zip(self.optimizers[name].param_groups, groups, strict=True):
@@ -250,8 +292,6 @@ class State:
                         group[key].copy_(value)
                     else:
                         group[key] = value
-        for name, state in tree["generators"].items():
-            self.generators[name].set_state(state.clone())  # it passes the offset of a view over
         for name, state in tree["others"].items():
             self.others[name].load_state_dict(state)
             # Of a GradScaler: which optimizers it has unscaled for in the step that was not done.
@@ -271,6 +311,9 @@ class State:
 
     def _count_changes(self) -> list[int]:
         return [each._version for each in self._each()]  # noqa: SLF001
+
+    def _checksums(self) -> list[int]:
+        return [checksum(each) for each in self._each()]
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in self.modules.items():
@@ -311,6 +354,13 @@ def _plain_of(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain_of(each) for each in cast("list[object]", value)]
     return value if isinstance(value, (int, float, str, bytes, complex)) else None
+
+
+def _checksum_of(value: Any) -> int:
+    check = zlib.crc32(repr(_plain_of(value)).encode())
+    for tensor in Packed(value).tensors:
+        check = checksum(tensor, check)
+    return check
 
 
 def _described(value: Any) -> str:
