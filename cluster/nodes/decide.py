@@ -310,7 +310,8 @@ def gone(
 ) -> NodeDecision:
     """Return what follows when a node is certainly not there: its control link is closed, say.
 
-    Its machine may be put aside for that, unless it is not *to blame*.
+    Its machine may be put aside for that, unless it is not *to blame*; nor is a node that begins
+    counted as one that has not joined then.
     """
     node = nodes.find(number)
     if node is None or node.state is NodeState.LOST:
@@ -319,7 +320,7 @@ def gone(
         return _lose(nodes, node, why, at, is_to_blame=is_to_blame)
     if node.state is NodeState.LEAVING:  # what it ran may go on until its lease is over
         return nodes.with_(replace(node, state=NodeState.LOST, since=at)), (Lose(number, why),)
-    if node.state is NodeState.JOINING:
+    if node.state is NodeState.JOINING and is_to_blame:
         return _not_joined(nodes, number, why, at)
     return _complete(nodes.without(number), at, (Dismiss(number, why),))
 
