@@ -3,7 +3,7 @@
 - A rank whose node is well stays on it. One whose node was lost gets another only when that is
   fenced; nothing is started on a suspect.
 - A launch starts all of its ranks, on whichever nodes, or none.
-- The loss of a node is told once, with all of its ranks.
+- The loss of a node is told once, with all of its ranks; so is that of nodes lost of one cause.
 - Machines beyond those that the ranks need are kept as spares, as many as were asked for.
 """
 
@@ -59,7 +59,7 @@ class PoolEvents(Protocol):
     """What the pool tells, on the event loop's thread."""
 
     def lost(self, ranks: Mapping[int, int], why: str) -> None:
-        """A node is lost, and with it these incarnations of these ranks."""
+        """Nodes are lost of one cause, and with them these incarnations of these ranks."""
 
     def fenced(self, node: int, why: str) -> None:
         """A node that was lost is known to run nothing any longer, and by what."""
@@ -128,6 +128,7 @@ class NodePool:
         self._changed = threading.Condition()
         self._greetings: dict[int, Greeting] = {}
         self._lost: set[int] = set()  # nodes that are not fenced yet
+        self._together: dict[str, dict[int, int]] = {}  # lost ranks that are not told, by the cause
         self._at: dict[int, int] = {}  # rank -> node
         self._processes: dict[tuple[int, int], FarProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
@@ -375,10 +376,22 @@ class NodePool:
         ranks = {process.rank: process.incarnation for process in gone.values()}
         event = partial(NodeLost, why=why, ranks=tuple(sorted(ranks)))
         self._happened(event, number)
-        self._events.lost(ranks, f"node {number} ({self._host(number)}) was lost: {why}")
+        node = None if self._owner is None else self._owner.nodes.find(number)
+        if node is None or node.is_to_blame:
+            self._events.lost(ranks, f"node {number} ({self._host(number)}) was lost: {why}")
+            return
+        if not self._together:  # the other nodes that this has cost have been posted by now
+            self._loop.post(self._tell_lost)
+        self._together.setdefault(why, {}).update(ranks)
+
+    def _tell_lost(self) -> None:
+        together, self._together = self._together, {}
+        for why, ranks in together.items():
+            self._events.lost(ranks, f"its node was lost: {why}")
 
     def fenced(self, number: int, why: str) -> None:
         """See `NodeListener`."""
+        self._tell_lost()  # a report has to be there to be completed
         if number in self._lost:
             self._happened(partial(NodeFenced, why=why), number)
             self._events.fenced(number, why)

@@ -155,6 +155,7 @@ class Node:
         machine: What names its machine until that boots anew; empty before the greeting.
         heard_at: When it was last heard.
         answered_at: When the last answer to it left, once none follows; None before.
+        is_to_blame: False if it was lost with others, of one cause that is no fault of theirs.
     """
 
     number: int
@@ -163,6 +164,7 @@ class Node:
     machine: str = ""
     heard_at: float = 0.0
     answered_at: float | None = None
+    is_to_blame: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +403,7 @@ def _lose(
     since = at - nodes.limits.quarantine
     losses = tuple(each for each in nodes.losses if each[1] > since)
     nodes = replace(nodes, losses=(*losses, *[(node.machine, at)] * is_to_blame))
-    lost = replace(node, state=NodeState.LOST, since=at)
+    lost = replace(node, state=NodeState.LOST, since=at, is_to_blame=is_to_blame)
     return _complete(nodes.with_(lost), at, (Lose(node.number, why),))
 
 

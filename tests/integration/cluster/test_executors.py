@@ -20,6 +20,7 @@ from tests.support.node_engine import ONE_ZYGOTE, LocalEngine, LocalNodes
 from tests.support.node_groups import kill
 from tests.support.processes import LONG, is_alive, wait_until
 from tests.support.rank_faults import wait_healed
+from tests.support.relayed_links import processes_of
 from tests.support.survivors import Keeper
 from tests.support.workers import Echo, LateAgain, NotesStarts, Reducer, StartFails
 
@@ -41,6 +42,7 @@ from phalanx.runtime import (
     find_drivers,
     first_picture,
     process_tree,
+    procfs,
 )
 from phalanx.supervision import Intensity, Strategy
 
@@ -306,6 +308,24 @@ def test_a_node_that_is_lost_counts_as_one_restart_of_one_epoch(
     (lost,) = made.of(NodeLost)
     assert lost.ranks == (2, 3)
     wait_until(lambda: [event.node for event in made.of(NodeFenced)] == [victim])
+
+
+@pytest.mark.parametrize("what", ["gateway", "relay"])
+def test_the_end_of_a_process_that_links_many_ranks_is_one_restart_whatever_the_strategy(
+    nodes: Make, what: str
+) -> None:
+    made = nodes(strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0))
+    group = made.group
+    around = made.processes(made.node_of(2)) if what == "relay" else processes_of(group, what)
+    (victim,) = (pid for pid in around if procfs.command(pid).rstrip().endswith(what))
+
+    kill(victim)
+
+    wait_healed(group)
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
+    assert group.status().restarts == 1
+    lost = {2, 3} if what == "relay" else {0, 1, 2, 3}
+    assert {report.rank for report in group.status().reports} == lost
 
 
 def test_a_silent_node_is_lost_at_its_timeout_nothing_runs_twice_and_its_report_is_completed(

@@ -14,11 +14,13 @@ import pytest
 from tests.support.drivers import Driver
 from tests.support.joining_nodes import Site
 from tests.support.processes import LONG, wait_until
+from tests.support.rank_faults import wait_healed
 from tests.support.workers import Echo
 
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.errors import NoNode, RuntimeFault, StartFailed
 from phalanx.runtime import Runtime, StrangerRefused, procfs
+from phalanx.supervision import Intensity, Strategy
 
 OTHER_VERSION = (
     "import sys; from phalanx.cli import main; from phalanx.cluster.link import greeting;"
@@ -118,12 +120,15 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
     site: Site, runtime: Runtime
 ) -> None:
     commands = [site.join(), site.join()]
-    group = site.group(Echo, 2, runtime)
+    once = {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(1, 60.0)}
+    group = site.group(Echo, 2, runtime, **once)
 
     os.kill(broker_of(os.getpid()), signal.SIGKILL)
 
     wait_until(lambda: len(site.of(NodeLost)) == 2)
+    wait_healed(group)
     assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert group.status().restarts == 1
     assert [command.process.poll() for command in commands] == [None, None]
     group.close()
     assert [command.ended() for command in commands] == [0, 0]
