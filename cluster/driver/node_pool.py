@@ -130,6 +130,7 @@ class NodePool:
         self._lost: set[int] = set()  # nodes that are not fenced yet
         self._together: dict[str, dict[int, int]] = {}  # lost ranks that are not told, by the cause
         self._at: dict[int, int] = {}  # rank -> node
+        self._left: set[int] = set()  # nodes that were asked to end, and may not have heard it
         self._processes: dict[tuple[int, int], FarProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
         self._launches: dict[int, _Launch] = {}  # by the numbers of their orders
@@ -191,7 +192,8 @@ class NodePool:
             before = {rank: node for rank, node in self._at.items() if rank < size}
             unfenced = sorted({before[r] for r in ranks if before.get(r) in self._lost})
             states = {node.number: node.state for node in owner.nodes.nodes}
-            held = {n for n, state in states.items() if state in HELD and n in self._greetings}
+            known = self._greetings.keys() - self._left
+            held = {n for n, state in states.items() if state in HELD and n in known}
             needed = math.ceil(size / self._ranks_per_node)
             owner.want(needed + self._options.spare_nodes)
             if unfenced:
@@ -205,6 +207,7 @@ class NodePool:
             self._at = placed
             idle = sorted(held - set(placed.values()))
             for number in idle[self._options.spare_nodes :]:
+                self._left.add(number)
                 owner.leave(number)
             return ""
 
@@ -397,6 +400,7 @@ class NodePool:
             self._events.fenced(number, why)
         with self._changed:
             self._lost.discard(number)
+            self._left.discard(number)
             self._greetings.pop(number, None)
         self._events.changed()
 
