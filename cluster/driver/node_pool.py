@@ -413,7 +413,7 @@ class NodePool:
                 with self._changed:
                     launch = self._answered(message.number)
                     if launch is not None:
-                        launch.error = f"{self._host(number)}: {message.error}"
+                        launch.error = launch.error or f"{self._host(number)}: {message.error}"
                     self._changed.notify_all()
             case Output():
                 process = self._processes.get((message.rank, message.incarnation))

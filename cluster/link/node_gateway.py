@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.runtime import Gateway, unheard
 
-from .messages import decode, encode
+from .messages import Launch, Withdraw, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,9 @@ class NodeGateway(Gateway):
     def send(self, number: int, message: Message) -> bool:
         """Send *message* to a node; False if there is no process to send it."""
         parts = encode(message)
-        order = {"to": number, "sizes": [len(part) for part in parts]}
+        order: dict[str, Any] = {"to": number, "sizes": [len(part) for part in parts]}
+        if isinstance(message, Launch | Withdraw):
+            order[type(message).__name__.lower()] = message.number
         with os.fdopen(os.memfd_create("phalanx-message"), "wb") as file:
             file.writelines(parts)
             file.flush()

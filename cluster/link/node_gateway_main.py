@@ -129,10 +129,15 @@ class NodeGatewayProcess(GatewayProcess):
             case {"forget": number}:
                 self._nodes.pop(f"node {number}", None)
                 self._authenticator.dismiss(f"node {number}".encode())
+            case {"to": number} if not fds:  # no descriptor was free for its message
+                self._tell({"stray": number, "why": "an order to it was lost: too many open files"})
             case {"to": number, "sizes": sizes}:
                 parts = _cut(fds, sizes)
                 if (known := self._nodes.get(f"node {number}")) is not None:
-                    known.outbox.put(parts)
+                    if known.outbox.withdraw(order.get("withdraw", -1)):
+                        told = NotStarted(number=order["withdraw"], error="it was given up")
+                        self._tell({"from": number, "at": now}, encode(told)[0])
+                    known.outbox.put(parts, order.get("launch", 0))
                     self._send_waiting(known, now)
             case _:
                 super()._obey(order, fds, now)

@@ -1,7 +1,9 @@
 """Long messages to a node, in pieces, between which the answers to its beats pass.
 
-- Messages keep their order. The next piece leaves when the node has taken the one before, so no
-  more than one is in anything's buffers.
+- Long messages keep their order, and so do short ones, which pass the long ones: no order to end a
+  rank, or the node, waits for what others are constructed with. A launch may be withdrawn.
+- The next piece leaves when the node has taken the one before, so no more than one is in anything's
+  buffers.
 - A piece is as large as what crosses in about the time between two beats, as the last ones did.
 """
 
@@ -30,27 +32,41 @@ class Outbox:
 
     def __init__(self, pace: float) -> None:
         self._pace = pace
-        self._waiting: deque[Sequence[bytes]] = deque()
+        self._short: deque[Sequence[bytes]] = deque()
+        self._long: deque[tuple[int, Sequence[bytes]]] = deque()  # and of which launch
         self._rest = memoryview(b"")  # of the message that is being sent
+        self._launch = 0  # which that is
         self._sizes: tuple[int, ...] = ()
         self._size = _LEAST
         self._sent_at: float | None = None  # the piece that has not been taken
 
-    def put(self, parts: Sequence[bytes]) -> None:
-        """Have the message of *parts* sent."""
-        self._waiting.append(parts)
+    def put(self, parts: Sequence[bytes], launch: int = 0) -> None:
+        """Have the message of *parts* sent, which is that *launch*; 0 for none."""
+        if sum(map(len, parts)) <= _LEAST:
+            self._short.append(parts)
+        else:
+            self._long.append((launch, parts))
+
+    def withdraw(self, launch: int) -> bool:
+        """Drop that launch; return False if its last piece has been sent, or it was short."""
+        before = len(self._long)
+        self._long = deque(each for each in self._long if each[0] != launch)
+        if self._rest and self._launch == launch:
+            self._rest, self._sizes = memoryview(b" "), (0,)  # so its pieces make no message
+            return True
+        return len(self._long) < before
 
     def next(self, now: float) -> Sequence[bytes] | None:
         """Return the parts of what is to be sent now; None for nothing."""
+        if self._short:
+            return self._short.popleft()
         if self._sent_at is not None:
             return None
         if not self._rest:
-            if not self._waiting:
+            if not self._long:
                 return None
-            parts = self._waiting.popleft()
+            self._launch, parts = self._long.popleft()
             self._sizes = tuple(map(len, parts))
-            if sum(self._sizes) <= _LEAST:
-                return parts
             self._rest = memoryview(b"".join(parts))
         piece, rest = bytes(self._rest[: self._size]), self._rest[self._size :]
         self._rest = rest or memoryview(b"")  # an empty part of it would keep the whole message

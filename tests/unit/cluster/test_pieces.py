@@ -1,12 +1,15 @@
-"""Long messages go in pieces, in order, as large as what crosses in time."""
+"""Long messages go in pieces as large as what crosses in time; short ones pass them."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.cluster.link.messages import (
+    Kill,
     Launch,
     MalformedMessage,
     Message,
@@ -34,25 +37,40 @@ def piece_of(outbox: Outbox, now: float) -> Piece:
     return piece
 
 
-@given(st.lists(st.one_of(st.just(0), st.integers(1, 300_000)), max_size=6), st.floats(0.0, 1.0))
-def test_messages_arrive_whole_and_in_order(sizes: list[int], took: float) -> None:
-    sent: list[Message] = [
-        launch(n, size) if size else Withdraw(number=n) for n, size in enumerate(sizes)
-    ]
-    outbox, inbox, came, now = Outbox(PACE), Inbox(), list[Message](), 0.0
-    for message in sent:
-        outbox.put(encode(message))
+SIZES = st.lists(st.one_of(st.just(0), st.integers(20_000, 300_000)), max_size=6)
 
-    while (parts := outbox.next(now)) is not None:
+
+@given(SIZES, st.floats(0.0, 1.0), st.integers(0, 12), st.integers(0, 5))
+def test_messages_arrive_whole_and_in_order_but_for_a_launch_that_is_withdrawn(
+    sizes: list[int], took: float, withdraw_at: int, withdrawn: int
+) -> None:
+    sent: list[Message] = [
+        launch(n, size) if size else Kill(rank=n, incarnation=1) for n, size in enumerate(sizes)
+    ]
+    outbox, inbox, came, now, turn = Outbox(PACE), Inbox(), list[Message](), 0.0, 0
+    for message in sent:
+        outbox.put(encode(message), message.number if isinstance(message, Launch) else -1)
+
+    is_withdrawn = False
+    while True:
+        if turn == withdraw_at:
+            is_withdrawn = outbox.withdraw(withdrawn)
+        if (parts := outbox.next(now)) is None:
+            break
+        turn += 1
         message = decode(parts)
         if isinstance(message, Piece):
             assert outbox.next(now) is None  # until that has been taken
             now += took
             outbox.taken(now)
-        whole = inbox.put(message) if isinstance(message, Piece) else message
-        came += [] if whole is None else [whole]
+        with contextlib.suppress(MalformedMessage):
+            whole = inbox.put(message) if isinstance(message, Piece) else message
+            came += [] if whole is None else [whole]
 
-    assert came == sent
+    long = [each for each in sent if isinstance(each, Launch)]
+    if is_withdrawn:
+        long = [each for each in long if each.number != withdrawn]
+    assert came == [*(each for each in sent if isinstance(each, Kill)), *long]
 
 
 def test_a_piece_is_as_large_as_what_crosses_in_time() -> None:
