@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .messages import Message
 
 _LAST_WORDS = 1000  # milliseconds for what has been said on the way out
+_AT_ONCE = 0.5  # seconds; half of what an end gives a handshake
 
 
 class LinkState(Enum):
@@ -45,7 +47,7 @@ class NodeLink:
 
     Attributes:
         state: As of the last `look`.
-        failures: How many connections were made and have ended before they were open.
+        failures: How many connections were made and have ended at once, before they were open.
         public: The node's public key, in ZeroMQ's encoding.
         secret: The node's secret key, in that encoding.
         address: The node's own address on the way to the gateway; empty until it is connected.
@@ -85,6 +87,7 @@ class NodeLink:
 
     def _prepare(self) -> None:
         self.state, self.failures, self.address = LinkState.CONNECTING, 0, ""
+        self._connected_at = 0.0
         self._inbox = Inbox()
         self.socket = self._context.socket(zmq.DEALER)
         for option, value in (
@@ -112,6 +115,7 @@ class NodeLink:
             match event["event"]:
                 case zmq.EVENT_CONNECTED:
                     self.address = _own_address(event["value"])
+                    self._connected_at = time.monotonic()
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self.state = LinkState.OPEN
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -119,8 +123,8 @@ class NodeLink:
                 case _ if self.state is LinkState.OPEN:
                     # ZeroMQ would connect anew, but what was on its way is lost.
                     self.state = LinkState.ENDED
-                case _:
-                    self.failures += 1
+                case _:  # an end that has the key and no time waits for longer
+                    self.failures += time.monotonic() < self._connected_at + _AT_ONCE
 
     def send(self, message: Message) -> None:
         """Send *message*; it waits for nothing."""
