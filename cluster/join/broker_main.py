@@ -5,8 +5,10 @@
 - A machine that has greeted is free until a node is wanted. It is then offered for that, is told to
   start it, and greets again when that has ended.
 - A node that is released ends by its own links, or by its lease.
-- It ends with the driver, and tells the machines, which end what they run. Those that it does not
-  tell, as it was killed or they are cut off, end that too, and then look for the driver again.
+- It ends with the driver, once each machine has closed its connection in answer to that, or after
+  some seconds; in its own first seconds the machines of a broker that it has replaced may yet join.
+  Those that it does not tell, as it was killed or they are cut off, end what they run, and then
+  look for the driver again.
 
 Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver.
 """
@@ -17,6 +19,7 @@ import contextlib
 import json
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -39,12 +42,15 @@ from phalanx.runtime import descriptor_limit
 from phalanx.runtime.remote.authenticator import Authenticator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from phalanx.cluster.link.messages import Message
 
 _ORDER = 128 * 1024  # bytes of the driver's
 _LARGEST = 64 * 1024  # bytes of a machine's message
 _HANDSHAKE = 1000  # milliseconds
-_LAST_WORDS = 1000
+_FAREWELL = 5.0  # seconds in which machines are told, and those of a broker that was killed join
+_REPEAT = 50  # milliseconds until a machine is told again, which finds out whether it has closed
 
 
 def main() -> None:
@@ -65,6 +71,8 @@ class Broker:
         self._offered: dict[int, bytes] = {}  # those of nodes that are to be started
         self._started: dict[int, bytes] = {}
         self._refusals: set[str] = set()
+        # Before that, machines of the one that it has replaced may still be about to join.
+        self._until = time.monotonic() + _FAREWELL * bool(opening["again"])
         address, silence = opening["address"], int(1000 * opening["silence"])
         host = f"[{address}]" if ":" in address else address
         self._endpoint = f"tcp://{host}:{opening['port']}"
@@ -98,15 +106,24 @@ class Broker:
 
     def run(self, driver: int) -> None:
         """Serve until the driver lets go, or has ended, and tell the machines."""
-        self._serve(driver)
-        for route in list(self._machines):
-            self._post(route, encode(Leave()))
-        self._context.destroy(_LAST_WORDS)
-
-    def _serve(self, driver: int) -> None:
         poller, control = zmq.Poller(), self._control.fileno()
         for each in (driver, control, self._authenticator.socket, self._monitor, self._router):
             poller.register(each, zmq.POLLIN)
+        self._serve(driver, poller)
+        poller.unregister(driver)
+        poller.unregister(control)
+        leave, end = encode(Leave()), time.monotonic() + _FAREWELL
+        while True:
+            self._listen(self._note)
+            for route in list(self._machines):
+                self._post(route, leave)
+            if time.monotonic() >= (end if self._machines else min(self._until, end)):
+                break
+            poller.poll(_REPEAT)
+        self._context.destroy(0)
+
+    def _serve(self, driver: int, poller: zmq.Poller) -> None:
+        control = self._control.fileno()
         while driver not in (ready := dict(poller.poll())):
             if control in ready:
                 data = b""
@@ -115,12 +132,18 @@ class Broker:
                 if not data:
                     return
                 self._obey(json.loads(data))
-            self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
-            while self._monitor.poll(0):
-                self._monitor.recv_multipart()
-                self._refused("", "it has another key, or does not speak as a node does")
-            while self._router.poll(0):
-                self._hear(*self._router.recv_multipart())
+            self._listen(self._hear)
+
+    def _listen(self, hear: Callable[..., None]) -> None:
+        self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._refused("", "it has another key, or does not speak as a node does")
+        while self._router.poll(0):
+            hear(*self._router.recv_multipart())
+
+    def _note(self, route: bytes, *_parts: bytes) -> None:
+        self._machines.add(route)
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order:

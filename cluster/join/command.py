@@ -159,6 +159,7 @@ class _Machine:
                     raise NodeRefused(why)
                 case Leave():
                     _say(f"the driver at {self._address} has ended")
+                    self._link.renew()  # by which the driver's side knows that this was heard
                     return True
                 case None if not is_open:
                     _say(f"the driver at {self._address} is lost")

@@ -2,7 +2,8 @@
 
 - The node's secret key never leaves its process. By the gateway's public key, which the order has,
   the other end proves that it is the gateway: nothing of another is read.
-- The link is made once. When its connection ends, so does the link, and it says so.
+- The link is made once. When its connection ends, so does the link, until it is renewed: it says
+  so, although ZeroMQ connects anew, and what was not sent by then is dropped.
 - A key that the gateway does not know yet is offered again until the time to join is over.
 """
 
@@ -82,7 +83,7 @@ class NodeLink:
         """Let the connection go, if there is one; `connect` may follow."""
         self.socket.disable_monitor()
         self.monitor.close()
-        self.socket.close()
+        self.socket.close(linger=0)  # or what was not sent would reach whoever listens there next
         self._prepare()
 
     def _prepare(self) -> None:
@@ -113,6 +114,8 @@ class NodeLink:
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             match event["event"]:
+                case _ if self.state is LinkState.ENDED:
+                    pass
                 case zmq.EVENT_CONNECTED:
                     self.address = _own_address(event["value"])
                     self._connected_at = time.monotonic()

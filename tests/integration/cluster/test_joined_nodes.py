@@ -134,6 +134,35 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
     assert [command.ended() for command in commands] == [0, 0]
 
 
+def test_a_close_just_after_their_broker_was_killed_ends_the_commands(
+    site: Site, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.runtime.process.helper._CALM", LONG)  # until there is another
+    commands = [site.join(), site.join()]
+    group = site.group(Echo, 1, runtime)
+    wait_until(lambda: all(command.says("joined") for command in commands))
+
+    os.kill(broker_of(os.getpid()), signal.SIGKILL)
+    group.close()
+
+    assert [command.ended() for command in commands] == [0, 0]
+
+
+def test_a_proxy_that_ends_each_connection_keeps_no_machine_from_a_driver_that_comes_later(
+    site: Site, runtime: Runtime
+) -> None:
+    with socket.create_server((site.host, site.port)) as proxy:
+        proxy.settimeout(LONG)
+        command = site.join()
+        for _ in range(15):  # more than of a driver with another key
+            proxy.accept()[0].close()
+
+    group = site.group(Echo, 1, runtime)
+
+    assert group.collective_rpc("rank") == [0]
+    assert command.node_process() is not None
+
+
 def test_another_key_and_other_versions_are_refused_on_both_sides_and_the_next_one_is_the_spare(
     site: Site, runtime: Runtime, tmp_path: Path
 ) -> None:
