@@ -1,6 +1,7 @@
 """The ranks of a node: launches, ends, signals, by the machinery that a driver has on its machine.
 
 - A launch starts all of its ranks or none; the report of their start comes before that of any end.
+  One of ranks that were killed, or withdrawn, begins when nothing is left of those.
 - The end of a rank is reported when all that came from it is gone.
 - Beside ranks that are sent calls runs one process that carries them. It tells the driver's side of
   their ends, and ends with its link.
@@ -82,10 +83,11 @@ class Ranks:
         self._broken: dict[tuple[int, int], str] = {}
         self._equipment: dict[tuple[int, int], _Equipment] = {}
         self._stopped: tuple[int, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._processes: dict[tuple[int, int], Process] = {}  # by rank and incarnation
         self._starting: dict[int, set[int]] = {}  # launches under way: their ranks
         self._unwanted: set[int] = set()  # those of them that are to be given up
+        self._killed: set[tuple[int, int]] = set()  # those of the processes that are to end
         self._is_leaving = False
 
     def warm(self, preload: Sequence[str]) -> None:
@@ -102,7 +104,8 @@ class Ranks:
         """Begin to start what *order* names."""
         ranks = {rank.rank for rank in order.ranks}
         with self._lock:
-            busy = {rank for rank, _ in self._processes}.union(*self._starting.values())
+            wanted = [self._starting[number] for number in self._starting.keys() - self._unwanted]
+            busy = {rank for rank, _ in self._processes.keys() - self._killed}.union(*wanted)
             if ranks & busy or self._is_leaving:
                 why = "the node is leaving" if self._is_leaving else "a rank runs here already"
                 self._report(NotStarted(number=order.number, error=why))
@@ -114,6 +117,7 @@ class Ranks:
         """Give that launch up unless it is over."""
         with self._lock:
             self._unwanted |= {number} & self._starting.keys()
+            self._lock.notify_all()
 
     def signal(self, order: Kill | Signal) -> None:
         """Send a rank the signal, SIGKILL by default; do nothing if it has ended."""
@@ -121,6 +125,9 @@ class Ranks:
         number = getattr(order, "signal", signal.SIGKILL)
         if process is None:
             return
+        if number == signal.SIGKILL:
+            with self._lock:
+                self._killed.add((order.rank, order.incarnation))
         if number == STACKS and (known := self._equipment.get((order.rank, order.incarnation))):
             known.words_end = os.fstat(known.output.faults).st_size
         process.send_signal(number)
@@ -153,6 +160,7 @@ class Ranks:
             if self._is_leaving:
                 return
             self._is_leaving = True
+            self._lock.notify_all()
         _spawn(self._sweep, "sweep")
 
     def _look_at_devices(self) -> None:
@@ -179,7 +187,14 @@ class Ranks:
         def is_wanted() -> bool:
             return order.number not in self._unwanted and not self._is_leaving
 
+        def is_free() -> bool:
+            others = [its for number, its in self._starting.items() if number != order.number]
+            there = {rank for rank, _ in self._processes}.union(*others)
+            return not there & self._starting[order.number] or not is_wanted()
+
         deadline = time.monotonic() + order.within
+        with self._lock:
+            self._lock.wait_for(is_free, order.within)
         equipped: list[_Equipment] = []
         try:
             leases = self._devices.lease(order.ranks, deadline, is_wanted)
@@ -219,12 +234,15 @@ class Ranks:
         with self._lock:
             self._starting.pop(order.number, None)
             self._unwanted.discard(order.number)
+            self._lock.notify_all()
 
     def _bury(self, process: Process, rank: RankLaunch, is_told: threading.Event) -> None:
         left = process.kill_tree(time.monotonic() + _BURIAL)
         was_started = is_told.wait(_BURIAL)
         with self._lock:
             self._processes.pop((rank.rank, rank.incarnation), None)
+            self._killed.discard((rank.rank, rank.incarnation))
+            self._lock.notify_all()
             equipment = self._equipment.pop((rank.rank, rank.incarnation), None)
             broken = self._broken.pop((rank.rank, rank.incarnation), "")
         self._devices.give_back(rank.rank, rank.incarnation, process.pid)

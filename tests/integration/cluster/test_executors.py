@@ -38,6 +38,7 @@ from phalanx.runtime import (
     Observer,
     ReportFolder,
     Runtime,
+    WorkerExited,
     Zmq,
     find_drivers,
     first_picture,
@@ -399,6 +400,27 @@ def test_a_silent_node_is_shown_by_the_age_of_its_last_beat_and_loses_nothing_be
     wait_until(lambda: age() < 2.0)
     assert [each.pid for each in group.ranks] == before
     assert group.status().restarts == 0
+
+
+def test_ranks_that_are_to_end_while_their_node_is_silent_are_awaited_until_it_is_heard(
+    nodes: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.actors.group.shutdown._KILL_LIMIT", 0.5)
+    made = nodes(intensity=Intensity(1, 60.0), node_timeout=LONG)
+    group = made.group
+    stopped = list(made.processes(made.node_of(0)))
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+
+    kill(group.ranks[2].pid or 0)
+    wait_until(lambda: max(each.beat_age or 0.0 for each in group.status().nodes) > 3.0)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
+    assert group.status().restarts == 1
+    assert {each.incarnation for each in group.ranks} == {2}
+    assert not any("withstood" in str(each.reason) for each in made.of(WorkerExited))
 
 
 def test_survivors_on_other_nodes_are_kept_and_told_of_a_silent_loss(
