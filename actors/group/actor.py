@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .membership import Launch
 
 _CALLBACKS = 5.0  # seconds for the last callbacks to be run
+_TOGETHER = 0.1  # seconds in which the lost links of all ranks beside one relay are reported
 
 
 @dataclass(slots=True)
@@ -322,12 +323,20 @@ class GroupActor(ProtectedActor):
         if worker.released:
             return
         if worker.rank >= 0:
-            self._settle([worker], reason_of(worker))
+            if worker.is_cut_off:  # the others beside its relay are about to be
+                self._shutdown.after(worker, _TOGETHER, self._settle_cut_off, worker)
+            else:
+                self._settle([worker], reason_of(worker))
             return
         report = self._deaths.report_spare(worker)
         self._standby.gone(worker, str(report.reason))
         self._show()
         self._deaths.file(report)
+
+    def _settle_cut_off(self, worker: Worker) -> None:
+        """Settle the end of *worker*, with the last of those that were cut off with it."""
+        if all(each.has_ended for each in self._membership.cut_off_with(worker)):
+            self._settle([worker], reason_of(worker))
 
     def _abandon(self, worker: Worker, left: str) -> None:
         self.group.log.error("phalanx.worker_abandoned", **worker.who(), left=left)
@@ -352,8 +361,13 @@ class GroupActor(ProtectedActor):
             self._deaths.note_fences(self._places.fences)
 
     def _settle(self, workers: Sequence[Worker], reason: ExitReason) -> None:
-        """Have it decided what follows from the end of *workers*, of one cause, and do it."""
+        """Have it decided what follows from the end of *workers*, of one cause, and do it.
+
+        Those that were cut off with them and have ended are settled, too.
+        """
         now = self._clock()
+        beside = (each for one in workers for each in self._membership.cut_off_with(one))
+        workers = [*dict.fromkeys((*workers, *(each for each in beside if each.has_ended)))]
         ended: list[tuple[Worker, Progress]] = []
         for worker in workers:
             self._checkpoints.reject_if_restore_failed(worker, reason)

@@ -98,6 +98,15 @@ class Membership:
         worker = self._workers.get(rank)
         return worker if worker is not None and worker.incarnation == incarnation else None
 
+    def cut_off_with(self, worker: Worker) -> list[Worker]:
+        """Return those with a process that *worker*'s relay, if it was lost, has cut off."""
+        return [
+            each
+            for each in self.current()
+            if each.is_cut_off and worker.is_cut_off and each.process is not None
+            if (each.hung, each.node) == (worker.hung, worker.node)
+        ]
+
     def current(self) -> list[Worker]:
         """Return those that have a rank, by rank."""
         return [self._workers[rank] for rank in sorted(self._workers)]

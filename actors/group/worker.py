@@ -100,6 +100,16 @@ class Worker:
     remote: Remote | None = None
     timers: list[Timer] = field(default_factory=list["Timer"])
 
+    @property
+    def node(self) -> int | None:
+        """The number of its node; None if that is this machine, or it has no process."""
+        return self.process.node if isinstance(self.process, RemoteProcess) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the exit status of its process is known."""
+        return self.process is not None and self.process.status is not None
+
     def who(self) -> dict[str, Any]:
         """Return its identity, as the fields that events of a worker share."""
         return {

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -43,10 +44,21 @@ class BrokeredEngine:
     Args:
         name: The broker's name in events and errors.
         module: Has the broker's ``main``.
-        opening: The first message to each broker; it is given a ``name`` that is the engine's own.
+        opening: The first message to each broker; it is given a ``name`` that is the engine's own,
+            and ``again``, whether a broker has reached the cluster before.
+        tells_end: Whether machines wait for a broker until one reports that the driver ends.
     """
 
-    def __init__(self, loop: EventLoop, name: str, module: str, opening: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        name: str,
+        module: str,
+        opening: Mapping[str, Any],
+        *,
+        tells_end: bool = False,
+    ) -> None:
+        self._tells_end = tells_end
         self._loop = loop
         self._name = name
         self._module = module
@@ -121,6 +133,9 @@ class BrokeredEngine:
             self.release(number)
         with self._changed:
             self._changed.wait_for(lambda: not self._leaving, _RELEASE)
+        if self._tells_end and self._cluster is not None:
+            with contextlib.suppress(RuntimeFault):
+                self._helper.start()  # unless there is one
         self._helper.close(time.monotonic() + _CLOSE, ask=True)
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
@@ -134,8 +149,9 @@ class BrokeredEngine:
     def _replay(self) -> list[tuple[bytes, tuple[int, ...]]]:
         with self._changed:
             self._new.clear()
+            opening = {**self._opening, "again": self._cluster is not None}
             asked = {"reserve": list(self._nodes)}
-        return [(json.dumps(each).encode(), ()) for each in (self._opening, asked)]
+        return [(json.dumps(each).encode(), ()) for each in (opening, asked)]
 
     # --- on the event loop's thread -----------------------------------------------------------
 

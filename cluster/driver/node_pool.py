@@ -3,7 +3,7 @@
 - A rank whose node serves stays on it. One whose node was lost gets another only when that is
   fenced; nothing is started on a suspect.
 - A launch starts all of its ranks, on any nodes, or none.
-- The loss of a node is reported once, with all of its ranks.
+- The loss of a node is reported once, with all of its ranks; so is that of nodes lost by one cause.
 - Machines beyond those that the ranks need are kept as spares, in the configured number.
 """
 
@@ -67,7 +67,7 @@ class PoolEvents(Protocol):
     """Callbacks of the pool, on the event loop's thread."""
 
     def lost(self, ranks: Mapping[int, int], why: str) -> None:
-        """A node is lost, and with it these incarnations of these ranks."""
+        """Nodes are lost of one cause, and with them these incarnations of these ranks."""
 
     def fenced(self, node: int, why: str) -> None:
         """A node that was lost is known to run nothing any longer, and by what."""
@@ -136,7 +136,9 @@ class NodePool:
         self._changed = threading.Condition()
         self._greetings: dict[int, Greeting] = {}
         self._lost: set[int] = set()  # nodes that are not fenced yet
+        self._together: dict[str, dict[int, int]] = {}  # lost ranks that are not told, by the cause
         self._at: dict[int, int] = {}  # rank -> node
+        self._left: set[int] = set()  # nodes that were asked to end, and may not have the order yet
         self._processes: dict[tuple[int, int], RemoteProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
         self._launches: dict[int, _Launch] = {}  # by the numbers of their orders
@@ -198,7 +200,8 @@ class NodePool:
             before = {rank: node for rank, node in self._at.items() if rank < size}
             unfenced = sorted({before[r] for r in ranks if before.get(r) in self._lost})
             states = {node.number: node.state for node in owner.nodes.nodes}
-            held = {n for n, state in states.items() if state in HELD and n in self._greetings}
+            known = self._greetings.keys() - self._left
+            held = {n for n, state in states.items() if state in HELD and n in known}
             needed = math.ceil(size / self._ranks_per_node)
             owner.want(needed + self._options.spare_nodes)
             if unfenced:
@@ -212,6 +215,7 @@ class NodePool:
             self._at = placed
             idle = sorted(held - set(placed.values()))
             for number in idle[self._options.spare_nodes :]:
+                self._left.add(number)
                 owner.leave(number)
             return ""
 
@@ -385,15 +389,28 @@ class NodePool:
         ranks = {process.rank: process.incarnation for process in gone.values()}
         event = partial(NodeLost, why=why, ranks=tuple(sorted(ranks)))
         self._happened(event, number)
-        self._events.lost(ranks, f"node {number} ({self._host(number)}) was lost: {why}")
+        node = None if self._owner is None else self._owner.nodes.find(number)
+        if node is None or node.counts_against_machine:
+            self._events.lost(ranks, f"node {number} ({self._host(number)}) was lost: {why}")
+            return
+        if not self._together:  # the other nodes that this has cost have been posted by now
+            self._loop.post(self._tell_lost)
+        self._together.setdefault(why, {}).update(ranks)
+
+    def _tell_lost(self) -> None:
+        together, self._together = self._together, {}
+        for why, ranks in together.items():
+            self._events.lost(ranks, f"its node was lost: {why}")
 
     def fenced(self, number: int, why: str) -> None:
         """See `NodeListener`."""
+        self._tell_lost()  # a report has to be there to be completed
         if number in self._lost:
             self._happened(partial(NodeFenced, why=why), number)
             self._events.fenced(number, why)
         with self._changed:
             self._lost.discard(number)
+            self._left.discard(number)
             self._greetings.pop(number, None)
         self._events.changed()
 
@@ -406,7 +423,7 @@ class NodePool:
                 with self._changed:
                     launch = self._answered(message.number)
                     if launch is not None:
-                        launch.error = f"{self._host(number)}: {message.error}"
+                        launch.error = launch.error or f"{self._host(number)}: {message.error}"
                     self._changed.notify_all()
             case Output():
                 process = self._processes.get((message.rank, message.incarnation))

@@ -95,12 +95,13 @@ class RemoteProcess:
         return self._is_stopped
 
     def vitals(self) -> Vitals:
-        """Return what is known of its state: whether it is there."""
-        return (
-            Vitals(is_ending=True)
-            if self._ended.is_set()
-            else Vitals("T" if self._is_stopped else "S")
-        )
+        """Return what is known of its state: whether it is there.
+
+        It counts as ending until its node reports the end, or is lost: a SIGKILL may still be on
+        its way to a node that is silent.
+        """
+        state = "T" if self._is_stopped else "S"
+        return Vitals("" if self._ended.is_set() else state, is_ending=True)
 
     def describe_threads(self) -> str:
         """Ask for the states of its threads, which come later: see `threads`."""

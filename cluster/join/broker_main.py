@@ -5,8 +5,10 @@
 - A machine that has greeted is free until a node is wanted. It is then offered, gets the order to
   start the node, and greets again when the node has ended.
 - A node that is released ends by its own links, or by its lease.
-- It ends with the driver, and sends a goodbye to the machines, which end their processes. Machines
-  without one (it was killed, they are cut off) do so too, and then look for the driver again.
+- It ends with the driver, when each machine has closed its connection in answer to a goodbye, or
+  after some seconds; in its own first seconds the machines of a broker that it has replaced may
+  still join. Machines without a goodbye (it was killed, they are cut off) end their processes too,
+  and then look for the driver again.
 
 Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver.
 """
@@ -17,6 +19,7 @@ import contextlib
 import json
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -39,13 +42,16 @@ from phalanx.runtime import descriptor_limit
 from phalanx.runtime.remote.authenticator import Authenticator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from phalanx.cluster.link.messages import Message
 
 _ORDER = 128 * 1024  # bytes of the driver's
 _LARGEST = 64 * 1024  # bytes of a machine's message
 _HANDSHAKE = 1000  # milliseconds
-_BACKLOG = 1024  # connections that wait to be accepted: a machine waits behind strangers
-_LAST_WORDS = 1000
+_BACKLOG = 1024  # connections that wait to be accepted: a machine waits behind unknown peers
+_FAREWELL = 5.0  # seconds in which goodbyes are sent, and machines of a killed broker may join
+_REPEAT = 50  # milliseconds until a goodbye is sent again, which shows whether a machine has closed
 
 
 def main() -> None:
@@ -66,6 +72,8 @@ class Broker:
         self._offered: dict[int, bytes] = {}  # those of nodes that are to be started
         self._started: dict[int, bytes] = {}
         self._refusals: set[str] = set()
+        # Before that, machines of the one that it has replaced may still be about to join.
+        self._until = time.monotonic() + _FAREWELL * bool(opening["again"])
         address, silence = opening["address"], int(1000 * opening["silence"])
         host = f"[{address}]" if ":" in address else address
         self._endpoint = f"tcp://{host}:{opening['port']}"
@@ -100,15 +108,24 @@ class Broker:
 
     def run(self, driver: int) -> None:
         """Serve until the driver closes the socket or ends, and send goodbyes to the machines."""
-        self._serve(driver)
-        for route in list(self._machines):
-            self._post(route, encode(Leave()))
-        self._context.destroy(_LAST_WORDS)
-
-    def _serve(self, driver: int) -> None:
         poller, control = zmq.Poller(), self._control.fileno()
         for each in (driver, control, self._authenticator.socket, self._monitor, self._router):
             poller.register(each, zmq.POLLIN)
+        self._serve(driver, poller)
+        poller.unregister(driver)
+        poller.unregister(control)
+        leave, end = encode(Leave()), time.monotonic() + _FAREWELL
+        while True:
+            self._listen(self._note)
+            for route in list(self._machines):
+                self._post(route, leave)
+            if time.monotonic() >= (end if self._machines else min(self._until, end)):
+                break
+            poller.poll(_REPEAT)
+        self._context.destroy(0)
+
+    def _serve(self, driver: int, poller: zmq.Poller) -> None:
+        control = self._control.fileno()
         while driver not in (ready := dict(poller.poll())):
             if control in ready:
                 data = b""
@@ -117,12 +134,18 @@ class Broker:
                 if not data:
                     return
                 self._obey(json.loads(data))
-            self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
-            while self._monitor.poll(0):
-                self._monitor.recv_multipart()
-                self._refused("", "it has another key, or its handshake is not a node's")
-            while self._router.poll(0):
-                self._on_message(*self._router.recv_multipart())
+            self._listen(self._on_message)
+
+    def _listen(self, on_message: Callable[..., None]) -> None:
+        self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            self._refused("", "it has another key, or its handshake is not a node's")
+        while self._router.poll(0):
+            on_message(*self._router.recv_multipart())
+
+    def _note(self, route: bytes, *_parts: bytes) -> None:
+        self._machines.add(route)
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order:

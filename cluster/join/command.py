@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -59,6 +60,7 @@ _ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII
 _LOOK = 1000  # milliseconds between looks at the time
 _ATTEMPTS = 10  # that end in the handshake; a few may, where a driver is about to listen, or to end
 _CLOSE = 10.0
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"CURVE".ljust(52, b"\0")  # of ZMTP 3.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,16 +119,26 @@ class _Machine:
 
         Raises:
             NodeRefused: the other end has not the key.
-            RuntimeFault: there is no other end.
+            RuntimeFault: there is no other end, or one that is no driver's, as a proxy without one.
         """
         until = time.monotonic() + wait
         self._link.connect()
         while self._link.state is not LinkState.OPEN:
-            if self._link.failures >= _ATTEMPTS:
+            if self._link.failures >= _ATTEMPTS and self._is_driver():
                 raise NodeRefused(f"{self._address} has another key, or is not a phalanx driver")
             if time.monotonic() >= until:
                 raise RuntimeFault(f"no driver was reached at {self._address} within {wait:g} s")
             self._wait(_LOOK)
+
+    def _is_driver(self) -> bool:
+        """Return whether the other end, which ends each connection, speaks as a driver does."""
+        self._link.failures, said = 0, b""
+        host, _, port = self._address.rpartition(":")
+        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), 1.0) as raw:
+            raw.sendall(_GREETING)
+            while len(said) < len(_GREETING) and (more := raw.recv(len(_GREETING))):
+                said += more
+        return b"CURVE" in said
 
     def serve(self) -> bool:
         """Run nodes until the driver has said that it ends; return False if it was lost before.
@@ -147,6 +159,7 @@ class _Machine:
                     raise NodeRefused(why)
                 case Leave():
                     _say(f"the driver at {self._address} has ended")
+                    self._link.renew()  # by which the driver's side knows that this was heard
                     return True
                 case None if not is_open:
                     _say(f"the driver at {self._address} is lost")

@@ -64,7 +64,8 @@ class JoinedNodes(ClusterOptions):
             "ranks_per_node": self.ranks_per_node,
             "silence": 3 * self.node_timeout,  # a cut that a node outlives is to part nothing
         }
-        return BrokeredEngine(loop, "join broker", "phalanx.cluster.join.broker_main", opening)
+        module = "phalanx.cluster.join.broker_main"
+        return BrokeredEngine(loop, "join broker", module, opening, tells_end=True)
 
 
 def secrets_of_key(field: str, file: str | os.PathLike[str] | None) -> tuple[bytes, bytes]:

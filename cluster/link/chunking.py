@@ -1,8 +1,7 @@
 """Splits long messages to a node into pieces, between which the answers to its beats pass.
 
 - Long messages keep their order, and so do short ones, which overtake those. The next piece leaves
-  when the node has taken the one before, so at
-  most one piece is buffered.
+  when the node has taken the one before, so at most one piece is buffered.
 - The rest of a withdrawn launch is not sent.
 - The size of a piece follows the measured rate: it crosses in about the time between two beats.
 """
@@ -36,6 +35,7 @@ class Outbox:
         self._long: deque[tuple[int, Sequence[bytes]]] = deque()  # with the number of a launch
         self._launch = 0  # that is being sent
         self._rest = memoryview(b"")  # of the message that is being sent
+        self._launch = 0  # which that is
         self._sizes: tuple[int, ...] = ()
         self._size = _LEAST
         self._sent_at: float | None = None  # the piece that has not been taken

@@ -131,6 +131,8 @@ class NodeGatewayProcess(GatewayProcess):
             case {"forget": number}:
                 self._nodes.pop(f"node {number}", None)
                 self._authenticator.dismiss(f"node {number}".encode())
+            case {"to": number} if not fds:  # no descriptor was free for its message
+                self._tell({"stray": number, "why": "an order to it was lost: too many open files"})
             case {"to": number, "sizes": sizes}:
                 parts = _cut(fds, sizes)
                 if (known := self._nodes.get(f"node {number}")) is not None:

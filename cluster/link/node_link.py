@@ -2,7 +2,8 @@
 
 - The node's secret key never leaves its process. By the gateway's public key, which the order has,
   the other end proves that it is the gateway: messages of any other are not read.
-- The link is made once. When its connection ends, so does the link, and it reports that.
+- The link is made once. When its connection ends, so does the link, until it is renewed: it reports
+  that, although ZeroMQ connects again, and what was not sent by then is dropped.
 - A key that the gateway does not know yet is offered again until the time to join is over.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from .messages import Message
 
 _LAST_WORDS = 1000  # milliseconds for what has been said on the way out
+_AT_ONCE = 0.5  # seconds; half of what an end gives a handshake
 
 
 class LinkState(Enum):
@@ -45,7 +48,7 @@ class NodeLink:
 
     Attributes:
         state: As of the last `look`.
-        failures: How many connections were made and have ended before they were open.
+        failures: How many connections were made and have ended at once, before they were open.
         public: The node's public key, in ZeroMQ's encoding.
         secret: The node's secret key, in that encoding.
         address: The node's own address on the way to the gateway; empty until it is connected.
@@ -80,11 +83,12 @@ class NodeLink:
         """Let the connection go, if there is one; `connect` may follow."""
         self.socket.disable_monitor()
         self.monitor.close()
-        self.socket.close()
+        self.socket.close(linger=0)  # or what was not sent would reach whoever listens there next
         self._prepare()
 
     def _prepare(self) -> None:
         self.state, self.failures, self.address = LinkState.CONNECTING, 0, ""
+        self._connected_at = 0.0
         self._inbox = Inbox()
         self.socket = self._context.socket(zmq.DEALER)
         for option, value in (
@@ -110,8 +114,11 @@ class NodeLink:
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
             match event["event"]:
+                case _ if self.state is LinkState.ENDED:
+                    pass
                 case zmq.EVENT_CONNECTED:
                     self.address = _own_address(event["value"])
+                    self._connected_at = time.monotonic()
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self.state = LinkState.OPEN
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -119,8 +126,8 @@ class NodeLink:
                 case _ if self.state is LinkState.OPEN:
                     # ZeroMQ would connect anew, but what was on its way is lost.
                     self.state = LinkState.ENDED
-                case _:
-                    self.failures += 1
+                case _:  # an end that has the key and no time waits for longer
+                    self.failures += time.monotonic() < self._connected_at + _AT_ONCE
 
     def send(self, message: Message) -> None:
         """Send *message*; it waits for nothing."""

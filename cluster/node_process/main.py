@@ -262,7 +262,8 @@ class NodeProcess:
 
         After a cut TCP may be silent for as long again as that has lasted: longer than the lease.
         """
-        if not self._second.address or not self._tried % _HANDSHAKE:
+        is_over = self._second.state is LinkState.ENDED or not self._second.address
+        if is_over or not self._tried % _HANDSHAKE:
             self._second.renew()
             self._second.connect()
         self._tried += 1

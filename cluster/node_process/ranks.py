@@ -1,6 +1,7 @@
 """The ranks of a node: launches, exits and signals, with the same parts as a local driver.
 
 - A launch starts all of its ranks or none; the report of their start comes before that of any exit.
+  A launch of ranks that were killed, or withdrawn, begins when nothing of those is left.
 - The exit of a rank is reported when all its descendants have ended.
 - One relay beside the ranks carries their calls. It reports their exits to the gateway,
   and ends with its link.
@@ -87,10 +88,11 @@ class Ranks:
         self._broken: dict[tuple[int, int], str] = {}
         self._equipment: dict[tuple[int, int], _Equipment] = {}
         self._stopped: tuple[int, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._processes: dict[tuple[int, int], Process] = {}  # by rank and incarnation
         self._starting: dict[int, set[int]] = {}  # launches under way: their ranks
         self._unwanted: set[int] = set()  # those of them that are to be given up
+        self._killed: set[tuple[int, int]] = set()  # those of the processes that are to end
         self._is_leaving = False
 
     def warm(self, preload: Sequence[str]) -> None:
@@ -107,7 +109,8 @@ class Ranks:
         """Begin to start what *order* names."""
         ranks = {rank.rank for rank in order.ranks}
         with self._lock:
-            busy = {rank for rank, _ in self._processes}.union(*self._starting.values())
+            wanted = [self._starting[number] for number in self._starting.keys() - self._unwanted]
+            busy = {rank for rank, _ in self._processes.keys() - self._killed}.union(*wanted)
             if ranks & busy or self._is_leaving:
                 why = "the node is leaving" if self._is_leaving else "a rank runs here already"
                 self._report(NotStarted(number=order.number, error=why))
@@ -120,6 +123,7 @@ class Ranks:
         with self._lock:
             if number in self._starting:
                 self._unwanted.add(number)
+                self._lock.notify_all()
                 return
         self._report(NotStarted(number=number, error="it was withdrawn"))  # and is not to come
 
@@ -129,6 +133,9 @@ class Ranks:
         number = getattr(order, "signal", signal.SIGKILL)
         if process is None:
             return
+        if number == signal.SIGKILL:
+            with self._lock:
+                self._killed.add((order.rank, order.incarnation))
         if number == STACKS and (known := self._equipment.get((order.rank, order.incarnation))):
             known.words_end = os.fstat(known.output.faults).st_size
         process.send_signal(number)
@@ -161,6 +168,7 @@ class Ranks:
             if self._is_leaving:
                 return
             self._is_leaving = True
+            self._lock.notify_all()
         _spawn(self._sweep, "sweep")
 
     def _look_at_devices(self) -> None:
@@ -187,7 +195,14 @@ class Ranks:
         def is_wanted() -> bool:
             return order.number not in self._unwanted and not self._is_leaving
 
+        def is_free() -> bool:
+            others = [its for number, its in self._starting.items() if number != order.number]
+            there = {rank for rank, _ in self._processes}.union(*others)
+            return not there & self._starting[order.number] or not is_wanted()
+
         deadline = time.monotonic() + order.within
+        with self._lock:
+            self._lock.wait_for(is_free, order.within)
         equipped: list[_Equipment] = []
         try:
             leases = self._devices.lease(order.ranks, deadline, is_wanted)
@@ -227,12 +242,15 @@ class Ranks:
         with self._lock:
             self._starting.pop(order.number, None)
             self._unwanted.discard(order.number)
+            self._lock.notify_all()
 
     def _reap(self, process: Process, rank: RankLaunch, start_reported: threading.Event) -> None:
         left = process.kill_tree(time.monotonic() + _REAP_TIMEOUT)
         was_started = start_reported.wait(_REAP_TIMEOUT)
         with self._lock:
             self._processes.pop((rank.rank, rank.incarnation), None)
+            self._killed.discard((rank.rank, rank.incarnation))
+            self._lock.notify_all()
             equipment = self._equipment.pop((rank.rank, rank.incarnation), None)
             broken = self._broken.pop((rank.rank, rank.incarnation), "")
         self._devices.give_back(rank.rank, rank.incarnation, process.pid)

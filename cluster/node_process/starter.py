@@ -55,6 +55,7 @@ class NodeStarter:
         self._on_gone = on_gone
         self._on_unreached = on_unreached
         self._prefix = prefix
+        self._sweeper: threading.Thread | None = None
         outer = process_tree.TreeTag.new(dict(os.environ)).outer
         self._tag = process_tree.TreeTag(outer, order.place)
         self._helper = Helper(
@@ -88,6 +89,8 @@ class NodeStarter:
         """
         self._helper.close(deadline, ask=True)
         self._sweep()
+        if self._sweeper is not None and self._sweeper.is_alive():
+            self._sweeper.join(_SWEEP)  # it would end the next node at this place, too
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         tag = self._tag.of(self._order.number, f"node {self._order.number}")
@@ -112,12 +115,15 @@ class NodeStarter:
 
     def _exited(self, _pid: int | None, reason: ExitReason) -> bool:
         # Not on the loop's thread: a sweep takes its time.
-        threading.Thread(
+        self._sweeper = threading.Thread(
             target=partial(self._end, str(reason)), name="phalanx-node-sweep", daemon=True
-        ).start()
+        )
+        self._sweeper.start()
         return False
 
     def _end(self, why: str) -> None:
+        if self._helper.closed:  # `close` sweeps, and may have looked before this thread was there
+            return
         is_swept = not self._sweep()
         self._on_gone(f"its process has ended: {why}", is_swept)
 

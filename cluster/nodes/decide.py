@@ -156,6 +156,7 @@ class Node:
         slot: Its place there, among those of nodes beside it.
         last_received_at: When its last message arrived.
         answered_at: When the last answer to it left, once none follows; None before.
+        counts_against_machine: False if it was lost with others, by a cause outside of them.
     """
 
     number: int
@@ -165,6 +166,7 @@ class Node:
     slot: str = ""
     last_received_at: float = 0.0
     answered_at: float | None = None
+    counts_against_machine: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,8 @@ def gone(
 ) -> NodeDecision:
     """Return what follows when a node is certainly not there: its control link is closed, say.
 
-    Its machine may be put aside for that, if it *counts against the machine*.
+    Its machine may be put aside for that, if it *counts against the machine*. Otherwise a node that
+    begins is not counted as one that has not joined, either.
     """
     node = nodes.find(number)
     if node is None or node.state is NodeState.LOST:
@@ -322,7 +325,7 @@ def gone(
         return _lose(nodes, node, why, at, counts_against_machine=counts_against_machine)
     if node.state is NodeState.LEAVING:  # what it ran may go on until its lease is over
         return nodes.with_(replace(node, state=NodeState.LOST, since=at)), (Lose(number, why),)
-    if node.state is NodeState.JOINING:
+    if node.state is NodeState.JOINING and counts_against_machine:
         return _not_joined(nodes, number, why, at)
     return _complete(nodes.without(number), at, (Dismiss(number, why),))
 
@@ -405,7 +408,9 @@ def _lose(
     since = at - nodes.limits.quarantine
     losses = tuple(each for each in nodes.losses if each[1] > since)
     nodes = replace(nodes, losses=(*losses, *[(node.machine, at)] * counts_against_machine))
-    lost = replace(node, state=NodeState.LOST, since=at)
+    lost = replace(
+        node, state=NodeState.LOST, since=at, counts_against_machine=counts_against_machine
+    )
     return _complete(nodes.with_(lost), at, (Lose(node.number, why),))
 
 

@@ -22,6 +22,7 @@ from tests.support.node_engine import ONE_ZYGOTE, LocalEngine, LocalNodes
 from tests.support.node_groups import kill
 from tests.support.processes import LONG, is_alive, wait_until
 from tests.support.rank_faults import wait_healed
+from tests.support.relayed_links import processes_of
 from tests.support.survivors import Keeper
 from tests.support.workers import Echo, LateAgain, NotesStarts, Reducer, StartFails
 
@@ -39,10 +40,12 @@ from phalanx.runtime import (
     Observer,
     ReportFolder,
     Runtime,
+    WorkerExited,
     Zmq,
     find_drivers,
     first_picture,
     process_tree,
+    procfs,
 )
 from phalanx.supervision import Intensity, Strategy
 
@@ -332,6 +335,24 @@ def test_a_node_that_is_lost_counts_as_one_restart_of_one_epoch(
     wait_until(lambda: [event.node for event in made.of(NodeFenced)] == [victim])
 
 
+@pytest.mark.parametrize("what", ["gateway", "relay"])
+def test_the_end_of_a_process_that_links_many_ranks_is_one_restart_whatever_the_strategy(
+    nodes: Make, what: str
+) -> None:
+    made = nodes(strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0))
+    group = made.group
+    around = made.processes(made.node_of(2)) if what == "relay" else processes_of(group, what)
+    (victim,) = (pid for pid in around if procfs.command(pid).rstrip().endswith(what))
+
+    kill(victim)
+
+    wait_healed(group)
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
+    assert group.status().restarts == 1
+    lost = {2, 3} if what == "relay" else {0, 1, 2, 3}
+    assert {report.rank for report in group.status().reports} == lost
+
+
 def test_a_silent_node_is_lost_at_its_timeout_nothing_runs_twice_and_its_report_is_completed(
     nodes: Make, tmp_path: Path
 ) -> None:
@@ -403,6 +424,27 @@ def test_a_silent_node_is_shown_by_the_age_of_its_last_beat_and_loses_nothing_be
     wait_until(lambda: age() < 2.0)
     assert [each.pid for each in group.ranks] == before
     assert group.status().restarts == 0
+
+
+def test_ranks_that_are_to_end_while_their_node_is_silent_are_awaited_until_it_is_heard(
+    nodes: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.actors.group.shutdown._KILL_LIMIT", 0.5)
+    made = nodes(intensity=Intensity(1, 60.0), node_timeout=LONG)
+    group = made.group
+    stopped = list(made.processes(made.node_of(0)))
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+
+    kill(group.ranks[2].pid or 0)
+    wait_until(lambda: max(each.beat_age or 0.0 for each in group.status().nodes) > 3.0)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1, 2, 3]
+    assert group.status().restarts == 1
+    assert {each.incarnation for each in group.ranks} == {2}
+    assert not any("withstood" in str(each.reason) for each in made.of(WorkerExited))
 
 
 def test_survivors_on_other_nodes_are_kept_and_told_of_a_silent_loss(

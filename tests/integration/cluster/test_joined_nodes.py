@@ -15,11 +15,13 @@ import pytest
 from tests.support.drivers import Driver
 from tests.support.joining_nodes import ROOT, Site
 from tests.support.processes import LONG, wait_until
+from tests.support.rank_faults import wait_healed
 from tests.support.workers import Echo
 
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.errors import NoNode, RuntimeFault, StartFailed
 from phalanx.runtime import PeerRejected, Runtime, procfs
+from phalanx.supervision import Intensity, Strategy
 
 OTHER_VERSION = (
     "import sys; from phalanx.cli import main; from phalanx.cluster.link import handshake;"
@@ -134,15 +136,47 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
     site: Site, runtime: Runtime
 ) -> None:
     commands = [site.join(), site.join()]
-    group = site.group(Echo, 2, runtime)
+    once = {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(1, 60.0)}
+    group = site.group(Echo, 2, runtime, **once)
 
     os.kill(broker_of(os.getpid()), signal.SIGKILL)
 
     wait_until(lambda: len(site.of(NodeLost)) == 2)
+    wait_healed(group)
     assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert group.status().restarts == 1
     assert [command.process.poll() for command in commands] == [None, None]
     group.close()
     assert [command.ended() for command in commands] == [0, 0]
+
+
+def test_a_close_just_after_their_broker_was_killed_ends_the_commands(
+    site: Site, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.runtime.process.helper._CALM", LONG)  # until there is another
+    commands = [site.join(), site.join()]
+    group = site.group(Echo, 1, runtime)
+    wait_until(lambda: all(command.says("joined") for command in commands))
+
+    os.kill(broker_of(os.getpid()), signal.SIGKILL)
+    group.close()
+
+    assert [command.ended() for command in commands] == [0, 0]
+
+
+def test_a_proxy_that_ends_each_connection_keeps_no_machine_from_a_driver_that_comes_later(
+    site: Site, runtime: Runtime
+) -> None:
+    with socket.create_server((site.host, site.port)) as proxy:
+        proxy.settimeout(LONG)
+        command = site.join()
+        for _ in range(15):  # more than of a driver with another key
+            proxy.accept()[0].close()
+
+    group = site.group(Echo, 1, runtime)
+
+    assert group.collective_rpc("rank") == [0]
+    assert command.node_process() is not None
 
 
 def test_another_key_and_other_versions_are_refused_on_both_sides_and_the_next_one_is_the_spare(

@@ -92,6 +92,8 @@ def test_a_launch_that_fails_is_told_and_leaves_nothing_as_is_one_of_a_rank_that
     cluster.owner.send(0, Launch(number=8, ranks=(replace(rank, incarnation=2),)))
     failure, _ = cluster.told.wait("NotStarted", 0, 2)
     assert "runs here already" in failure.error
+    cluster.owner.send(0, Kill(rank=0, incarnation=1))
+    assert cluster.start(0, "stay", incarnation=2)  # once nothing is left of the first
 
 
 @pytest.mark.parametrize("with_agent", [False, True])

@@ -19,10 +19,16 @@ from phalanx.cluster.link.messages import (
     Answer,
     Beat,
     Fenced,
+    Launch,
+    Leave,
     Message,
     Output,
+    Piece,
+    RankLaunch,
     Started,
     Taken,
+    Withdraw,
+    decode,
     encode,
 )
 from phalanx.cluster.link.node_gateway import NodeGateway
@@ -119,6 +125,11 @@ def node(gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told) -> Peer
     return peer
 
 
+def launch(number: int) -> Launch:
+    rank = RankLaunch(rank=0, incarnation=1, entry="m:f", label="tp/0", payload=b"x" * 1_000_000)
+    return Launch(number=number, ranks=(rank,))
+
+
 def is_served(node: Peer, number: int = 1) -> bool:
     node.link.send(Beat(number=number))
     return node.receive() == Answer(number=number)
@@ -188,6 +199,32 @@ def test_what_is_no_message_of_a_node_is_told_once(
     assert told.next()[:2] == ("misbehaved", 1)
     assert is_served(node)
     assert "misbehaved" not in [what for what, *_ in list(told.all.queue)]
+
+
+def test_orders_pass_a_long_launch_and_one_that_is_withdrawn_is_not_sent_on(
+    node: Peer, gateway: NodeGateway
+) -> None:
+    node.link.socket.setsockopt(zmq.RCVTIMEO, int(LONG * 1000))
+    gateway.send(1, launch(7))
+    while not isinstance(decode(node.link.socket.recv_multipart()), Piece):
+        pass
+
+    gateway.send(1, Leave())  # no piece is sent before that one has been taken
+    assert node.receive() == Leave()
+    gateway.send(1, Withdraw(number=7))
+    assert node.receive() == Withdraw(number=7)
+    node.link.send(Taken())
+    gateway.send(1, launch(8))
+    assert node.receive() == launch(8)
+
+
+def test_an_order_whose_message_was_lost_for_want_of_a_descriptor_loses_its_node_alone(
+    node: Peer, gateway: NodeGateway, told: Told
+) -> None:
+    gateway._send({"to": 1, "sizes": [2]})
+
+    assert told.next()[:2] == ("misbehaved", 1)
+    assert is_served(node)
 
 
 def test_a_message_without_end_ends_the_link(node: Peer, told: Told) -> None:

@@ -8,16 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.node_groups import kill, seconds_until
+from tests.support.processes import LONG
 
 from phalanx.cluster.link.messages import NodeOrder, encode
-from phalanx.runtime import process_tree
+from phalanx.cluster.node_process.starter import NodeStarter
+from phalanx.runtime import EventLoop, process_tree
 
 SOON = 5.0  # seconds for what takes a tenth of one on an idle machine
 ORDER = NodeOrder(
@@ -56,6 +60,34 @@ def test_a_node_process_ends_with_its_starter() -> None:
         at = kill(process.pid)
 
         assert seconds_until(lambda: not left(), at) < SOON
+
+
+def test_a_starter_is_closed_when_its_sweep_is_over_which_would_end_the_next_node(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, sweeps, go_on = threading.Event(), threading.Event(), threading.Event()
+    starter = NodeStarter(loop, ORDER, on_key=lambda _: None, on_gone=lambda *_: gone.set())
+    starter.start()
+    sweep = starter._sweep
+
+    def slow_sweep() -> Sequence[process_tree.Victim]:
+        if threading.current_thread().name == "phalanx-node-sweep":
+            sweeps.set()
+            assert go_on.wait(LONG)
+        return sweep()
+
+    monkeypatch.setattr(starter, "_sweep", slow_sweep)
+    kill(starter.pid or 0)
+    assert sweeps.wait(LONG)
+
+    closing = threading.Thread(target=starter.close, args=(time.monotonic() + SOON,))
+    closing.start()
+    closing.join(0.3)
+
+    assert closing.is_alive()
+    go_on.set()
+    closing.join(LONG)
+    assert gone.is_set()
 
 
 def test_a_new_node_ends_what_one_before_it_at_its_place_has_left() -> None:

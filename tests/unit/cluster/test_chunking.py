@@ -1,4 +1,4 @@
-"""Long messages go in pieces, in order, as large as what crosses in time."""
+"""Long messages go in pieces as large as what crosses in time; short ones pass them."""
 
 from __future__ import annotations
 

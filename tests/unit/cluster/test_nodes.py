@@ -269,6 +269,15 @@ def test_nodes_that_do_not_join_are_replaced_until_some_in_a_row_have_failed() -
     assert nodes.nodes == ()
 
 
+def test_nodes_that_begin_and_end_with_the_gateway_or_the_broker_are_not_in_that_row() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+
+    for number in range(5):
+        nodes, _ = decide.offered(nodes, number, 1.0)
+        nodes, actions = decide.gone(nodes, number, "the broker", 1.5, counts_against_machine=False)
+        assert actions == (Dismiss(number, "the broker"), AskForNode(number + 1))
+
+
 def test_an_address_that_the_first_node_does_not_reach_is_reached_by_none() -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 2, 0.0)
     nodes, _ = decide.offered(nodes, 0, 1.0)

@@ -1,0 +1,91 @@
+"""The nodes of a group: which ranks are placed on which, and how the loss of nodes is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from phalanx.cluster.driver.node_pool import NodePool
+from phalanx.cluster.driver.options import ClusterOptions
+from phalanx.cluster.link.handshake import greeting_of
+from phalanx.cluster.nodes import decide
+from phalanx.cluster.nodes.decide import Nodes
+
+GREETING = greeting_of("0" * 32, "10.0.0.1")
+
+
+class Options(ClusterOptions):
+    def engine(self, loop: object, *, gpus_per_rank: float) -> Any:
+        return None
+
+
+class World:
+    """Loop, owner and listener of one pool.
+
+    Attributes:
+        nodes: Those of the owner.
+        posted: What the loop has to call.
+        did: What was told to the group or asked of the owner.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = Nodes(0)
+        self.posted: list[Callable[[], None]] = []
+        self.did: list[tuple[Any, ...]] = []
+        this: Any = self
+        options = Options(ranks_per_node=1)
+        self.pool = NodePool(this, this, options, this, group="tp", preload=(), gpus_per_rank=0)
+        self.pool._owner = this
+        self.pool._ranks_per_node = 1
+        self.nodes, _ = decide.want(self.nodes, nodes, 0.0)
+        for number in range(nodes):
+            self.nodes, _ = decide.offered(self.nodes, number, 0.0)
+            self.nodes, _ = decide.greeted(self.nodes, number, str(number), 0.0)
+            self.pool.admitted(number, GREETING)
+        self.did.clear()
+
+    def time(self) -> float:
+        return 0.0
+
+    def post(self, callback: Callable[[], None]) -> None:
+        self.posted.append(callback)
+
+    def lose(self, number: int, why: str, *, counts_against_machine: bool) -> None:
+        counts = {"counts_against_machine": counts_against_machine}
+        self.nodes, _ = decide.gone(self.nodes, number, why, 1.0, **counts)
+        self.pool.lost(number, why)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *what: self.did.append((name, *what))
+
+
+def test_a_node_that_was_asked_to_leave_is_given_no_rank_before_it_has_heard_that() -> None:
+    world = World(2)
+    assert world.pool.place(2, (0, 1)) == ""
+    assert world.pool.place(1, ()) == ""
+    assert ("leave", 1) in world.did
+
+    assert world.pool.place(2, (1,)) == "2 nodes, of which 1 serve"
+
+
+def test_nodes_that_are_lost_of_one_cause_are_told_at_once_and_each_other_one_by_itself() -> None:
+    world = World(4)
+    assert world.pool.place(4, range(4)) == ""
+    for rank in range(4):
+        process = cast("Any", type("Process", (), {"lost": lambda _: None, "device": "cpu"}))()
+        process.node, process.rank, process.incarnation = rank, rank, 7
+        world.pool._processes[rank, 7] = process
+    world.did.clear()
+
+    for number in (0, 1):
+        world.lose(number, "the broker has ended", counts_against_machine=False)
+    for number in (2, 3):
+        world.lose(number, "its link has ended", counts_against_machine=True)
+    world.pool.fenced(0, "its last word")
+    for callback in world.posted:
+        callback()
+
+    ranks = [tuple(what[1]) for what in world.did if what[0] == "lost"]
+    assert ranks == [(2,), (3,), (0, 1)]
+    names = [what[0] for what in world.did]
+    assert names.index("fenced") > len(names) - 1 - names[::-1].index("lost")
