@@ -193,7 +193,7 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
         "import sys\nfrom .value import VALUE\nprint(VALUE, __name__, __package__, sys.argv[1:])"
     )
     program = tmp_path / "program"
-    program.write_text('#!/bin/sh\necho "$RANK $1"\nexit $2\n')
+    program.write_text('#!/bin/sh\necho "$RANK $1$TORCHELASTIC_ERROR_FILE"\nexit $2\n')
     program.chmod(0o755)
 
     compiled = tmp_path / "compiled.pyc"
@@ -202,7 +202,8 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
 
     module = run("-m", "pack.main", "a", cwd=tmp_path)
     script = run(compiled)
-    fails = run("--no-python", "./program", "c", 7, cwd=tmp_path)
+    no_files = ("--log-dir", os.devnull, "-r", 3)
+    fails = run(*no_files, "--no-python", "./program", "c", 7, cwd=tmp_path)
 
     assert (module.returncode, module.stdout) == (0, "4 __main__ pack ['a']\n"), module.stderr
     assert (script.returncode, script.stdout) == (0, f"__main__ {compiled}\n"), script.stderr
