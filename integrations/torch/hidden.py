@@ -1,17 +1,31 @@
 """What a trainer may not hold: objects that change with each use and are in no state.
 
 A run that drew from one of them would go on with other samples or other numbers after a death.
+Objects that always change are found by their type; values, by what the first steps do to them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
+import io
 import random
 import sys
-from collections import deque
+import sysconfig
+import zlib
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from functools import partial
-from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, SimpleNamespace
+from functools import cache, partial
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    NoneType,
+    SimpleNamespace,
+)
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -19,7 +33,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
 from .errors import HiddenState
-from .packing import local_of
+from .packing import checksum, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -27,6 +41,13 @@ if TYPE_CHECKING:
 _PURE = "take samples by phalanx.integrations.torch.sample_indices(seed, step, rank, ...)"
 _GIVE = "give it to State(...)"
 _SEEDED = "draw from the numbers of torch, random or numpy.random, which are seeded for each step"
+_PLAIN = (int, float, complex, str, bytes, NoneType)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_LONG = 1000  # a container that large holds data
+_SAMPLE = 1 << 20  # elements of an array
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_NO_EXTRA = vars(torch.nn.Module)["get_extra_state"]
+_INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib"))
 
 
 def check_kept(name: str, value: object) -> None:
@@ -36,7 +57,8 @@ def check_kept(name: str, value: object) -> None:
         raise HiddenState(name, "DataLoader", _PURE)
     if isinstance(value, Sampler) and not isinstance(value, SequentialSampler):
         raise HiddenState(name, kind, _PURE)
-    if isinstance(value, Iterator):
+    is_output = isinstance(value, io.IOBase) and (value.closed or not value.readable())
+    if isinstance(value, Iterator) and not is_output:
         raise HiddenState(name, kind, _PURE)
 
 
@@ -45,43 +67,103 @@ def check_attributes(
     kept: Iterable[Any],
     allowed: Collection[str],
     tensors: Iterable[torch.Tensor] = (),
+    *,
+    contents: bool = False,
 ) -> Untouched:
-    """Look for hidden state in what *owner* has; return its tensors that no step may change.
+    """Look for hidden state in what *owner* has; return what of it no step may change.
 
     Args:
         owner: The trainer.
         kept: The objects that are in its `State`.
         allowed: Attributes that the user says have no state that matters.
         tensors: Those in its `State`, of which it may have views.
+        contents: Note what values there are, for `Untouched.check_since`.
 
     Raises:
         HiddenState: there is some.
     """
     found: list[tuple[str, torch.Tensor]] = []
-    for name, part in attributes_of(owner, kept, allowed):
+    values: defaultdict[str, list[object]] = defaultdict(list)
+    known = {_memory_of(each) for each in tensors}
+    for name, part, is_users in _walk(owner, kept, allowed):
+        if isinstance(part, _PLAIN):
+            if contents and is_users:
+                values[name].append(part)
+            continue
         check_kept(name, part)
         _check_drawn(name, part)
-        found.extend(_tensors_of(name, part))
-    known = {_memory_of(each) for each in tensors}
-    return Untouched(
-        (name, tensor)
-        for name, tensor in found
-        if name not in allowed and not tensor.is_inference() and _memory_of(tensor) not in known
-    )
+        held = [
+            (inner, each)
+            for inner, each in _tensors_of(name, part)
+            if not (inner in allowed or each.is_inference() or _memory_of(each) in known)
+        ]
+        found += held
+        if contents and is_users:
+            if not isinstance(part, torch.Tensor):
+                values[name].append(_digest_of(part))
+            for inner, each in held:
+                values[inner].append((each.shape, each.dtype, checksum(each)))
+    return Untouched(found, values)
 
 
 class Untouched:
-    """Tensors by name that a trainer has and its `State` has not: no step may change one."""
+    """Tensors and values that a trainer has and its `State` has not: no step may change one.
 
-    def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    Args:
+        tensors: By name.
+        values: By name, what tells whether they have changed.
+    """
+
+    def __init__(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], values: dict[str, list[object]]
+    ) -> None:
         self._versions = [(name, each, each._version) for name, each in tensors]  # noqa: SLF001
+        self._values = values
 
     def check(self) -> None:
-        """Raise `HiddenState` if one was changed in place."""
+        """Raise `HiddenState` if a tensor was changed in place."""
         for name, tensor, version in self._versions:
             if tensor._version != version:  # noqa: SLF001
-                remedy = f"{_GIVE}, or name it in without_state if no later step depends on it"
-                raise HiddenState(name, "tensor that a step changed", remedy)
+                raise _changed(name, "tensor")
+
+    def check_since(self, before: Untouched, *, is_first: bool) -> None:
+        """Raise `HiddenState` if a step has changed a value, or put another in its place.
+
+        Args:
+            before: What there was before the step.
+            is_first: Whether the step may fill what was empty, as one does that makes a mask.
+        """
+        for name, now in self._values.items():
+            was = before._values.get(name, [])
+            if was != now and not (
+                all(map(_is_empty, was)) and (is_first or all(map(_is_empty, now)))
+            ):
+                raise _changed(name, "value")
+
+
+def _changed(name: str, what: str) -> HiddenState:
+    remedy = (
+        f"compute it from the step, {_GIVE}, or set without_state = ({name!r},) in the trainer "
+        "if no later step depends on it"
+    )
+    return HiddenState(name, f"{what} that a step changed", remedy)
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, tuple) and not value[-1])
+
+
+def _digest_of(value: object) -> object:
+    """Return what tells whether *value* has changed, but for what is in it."""
+    kind, row, numpy = type(value), cast("Any", value), sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return value
+    if numpy is not None and kind is numpy.ndarray and not row.dtype.hasobject:
+        sample = row.flat[:: row.size // _SAMPLE | 1]
+        return row.shape, row.dtype, zlib.crc32(sample.tobytes())
+    if isinstance(value, (list, tuple, deque)) and len(row) >= _LONG:
+        return kind, id(row[0]), id(row[-1]), len(row)
+    return (kind, len(row)) if isinstance(value, _CONTAINERS) else kind
 
 
 def _tensors_of(name: str, part: object) -> Iterator[tuple[str, torch.Tensor]]:
@@ -103,61 +185,89 @@ def attributes_of(
     """Yield the attributes of *owner*, and what is in them, by name.
 
     That is what containers and closures have, what a method is bound to, what modules have beside
-    their tensors, and the attributes of objects whose classes are the user's: those of the package
-    or script that *owner* is from.
+    their tensors, the attributes of objects whose classes are the user's, and the global variables
+    that the functions and methods of the user name. The user's is what is not installed, and the
+    package or script that *owner* is from.
 
     Args:
         owner: The trainer.
         kept: Left out; of a module what is in it is yielded.
         allowed: Names that are left out, with all that is in them.
     """
+    return ((name, value) for name, value, _ in _walk(owner, kept, allowed))
+
+
+def _walk(
+    owner: Any, kept: Iterable[Any], allowed: Iterable[str]
+) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name, value, and whether it is the user's own variable, also of plain values."""
     home, left_out = _home_of(owner.__class__), set(allowed)
     known = {id(each) for each in kept}
     seen: set[int] = set()
-    rest: list[tuple[str, Any]] = [("", owner)]
+    rest: list[tuple[str, Any, bool]] = [("", owner, True)]
     while rest:
-        before, value = rest.pop()
-        if before in left_out or id(value) in seen:
+        before, value, is_users = rest.pop()
+        is_plain = isinstance(value, _PLAIN)
+        if before in left_out or (id(value) in seen and not is_plain):
             continue
         seen.add(id(value))
-        if before and id(value) not in known:
-            yield before, value
+        if before and (is_plain or id(value) not in known):
+            yield before, value, is_users
         elif before and not isinstance(value, torch.nn.Module):
             continue
-        rest.extend(_parts_of(before, value, home))
+        if not is_plain:
+            rest.extend(_parts_of(before, value, home, is_users=is_users))
 
 
-def _parts_of(name: str, value: Any, home: str) -> Iterator[tuple[str, object]]:
-    if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+def _parts_of(
+    name: str, value: Any, home: str, *, is_users: bool
+) -> Iterator[tuple[str, object, bool]]:
+    if isinstance(value, _CONTAINERS):
         container = cast("Any", value)
         values: Iterable[object] = container.values() if isinstance(value, dict) else container
         if len(container) < _LONG:
-            yield from ((name, each) for each in values)
+            yield from ((name, each, is_users) for each in values)
     elif isinstance(value, FunctionType):
+        is_users = _is_users(str(value.__globals__.get("__name__")), home)
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # it is empty as yet
-                yield name, cell.cell_contents
+                yield name, cell.cell_contents, is_users
+        if is_users:
+            yield from _globals_of(value, home)
     elif isinstance(value, (MethodType, BuiltinMethodType, MethodWrapperType)):
-        yield name, value.__self__
+        yield name, value.__self__, is_users
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield name, cast("Any", value).__func__, is_users
     elif isinstance(value, partial):
-        yield from ((name, each) for each in (value.func, *value.args, *value.keywords.values()))
+        parts = (value.func, *value.args, *value.keywords.values())
+        yield from ((name, each, is_users) for each in parts)
     elif isinstance(value, (torch.nn.Module, SimpleNamespace)) or (
-        any(_home_of(base) == home for base in type(value).__mro__)
+        any(_is_users(str(base.__module__), home) for base in type(value).__mro__)
     ):
+        bases = {_home_of(base) for base in type(value).__mro__}
+        keeps = getattr(cast("Any", type(value)), "get_extra_state", _NO_EXTRA) is not _NO_EXTRA
+        is_users = not keeps and bool(bases - {"torch", "builtins", "abc", "typing"})
         dot = f"{name}." if name else ""
-        for key, each in _attributes(value).items():
-            yield f"{dot}{key}", each
+        for key, each in _attributes(value, home).items():
+            yield f"{dot}{key}", each, is_users and key not in _OF_MODULES
 
 
-def _attributes(value: Any) -> dict[str, object]:
+def _attributes(value: Any, home: str) -> dict[str, object]:
     """Return the attributes of *value* and of its class, but for the tensors of a module."""
     found: dict[str, object] = {}
     for base in reversed(type(value).__mro__):
         members = vars(base)
-        found |= {key: each for key, each in members.items() if isinstance(each, Iterator)}
+        is_users = _is_users(str(base.__module__), home)
+        found |= {
+            key: each
+            for key, each in members.items()
+            if isinstance(each, Iterator)
+            or (is_users and (isinstance(each, FunctionType) or not key.startswith("__")))
+        }
         slots = members.get("__slots__", ())
         for key in (slots,) if isinstance(slots, str) else slots:
             found[key] = getattr(value, key, None)
+    found.pop("__init__", None)  # what it draws from makes the same in every process
     found |= getattr(value, "__dict__", {})
     if isinstance(value, torch.nn.Module):
         found |= cast("dict[str, object]", found.pop("_modules", {}))
@@ -166,7 +276,41 @@ def _attributes(value: Any) -> dict[str, object]:
     return found
 
 
-_LONG = 1000  # a container that large holds data
+def _globals_of(function: FunctionType, home: str) -> Iterator[tuple[str, object, bool]]:
+    """Yield the global variables that *function*, and what is nested in it, reads."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        named = {key: function.__globals__.get(key) for key in code.co_names}
+        held = {key: each for key, each in named.items() if not _is_imported(each, home)}
+        for key, each in held.items():
+            # An attribute may have the name of one; of values alone that matters.
+            if isinstance(each, (FunctionType, *_PLAIN)) or key in _read_by(code):
+                yield key, each, True
+
+
+def _is_imported(value: object, home: str) -> bool:
+    if isinstance(value, FunctionType):
+        return not _is_users(str(value.__globals__.get("__name__")), home)
+    return value is None or isinstance(value, (ModuleType, BuiltinMethodType, type))
+
+
+@cache
+def _read_by(code: CodeType) -> set[str]:
+    return {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+
+
+@cache
+def _is_users(module: str, home: str) -> bool:
+    """Whether *module* is of the package or script *home*, or not installed."""
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return package == home or not (
+        file is None
+        or package == "phalanx"
+        or "-packages" in file
+        or str(file).startswith(_INSTALLED)
+    )
 
 
 def _home_of(kind: type) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections import deque
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,7 +32,7 @@ from phalanx.integrations.torch import (
 )
 from phalanx.integrations.torch.agreement import Claim, agree
 from phalanx.integrations.torch.buffers import RankBuffers, Store
-from phalanx.integrations.torch.hidden import check_attributes
+from phalanx.integrations.torch.hidden import Untouched, check_attributes
 from phalanx.integrations.torch.packing import Packed, unpack
 from phalanx.supervision import SpecError
 
@@ -407,6 +410,97 @@ def test_iterators_of_classes_and_in_slots_are_found() -> None:
         check_attributes(Holder(), [], [])
     with pytest.raises(HiddenState, match=r"^batches is a"):
         check_attributes(Drawing(), [], [])
+    with Path(os.devnull).open("ab") as log:
+        check_attributes(SimpleNamespace(log=log), [], [])
+
+
+count = 0
+
+
+def draw() -> None:
+    global count  # noqa: PLW0603
+    count += 1
+
+
+class Sampler:
+    drawn = 0
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def draw(self) -> None:
+        self.at += 1
+        Sampler.drawn += 1
+
+
+class Elsewhere:
+    """Stands for a class of another module of the user."""
+
+    at = 0
+
+
+class Initialised(nn.Sequential):
+    inited = False
+
+
+class Stateful:
+    def __init__(self) -> None:
+        self.sampler, self.model = Sampler(), Initialised(nn.Linear(2, 2))
+        self.teacher = nn.ReLU()
+        self.teacher.register_buffer("mean", torch.zeros(1 << 20))
+        self.rows, self.replay, self.other = np.zeros((4, 2)), [0.5], Elsewhere()
+        self.order = deque(range(2000), 2000)
+        self.hidden: torch.Tensor | None = None
+        self.mask: torch.Tensor | None = None
+        self.masks: dict[int, torch.Tensor] = {}
+
+    def draw(self) -> None:
+        draw()
+
+
+CHANGES: dict[str, Any] = {
+    "sampler.at": lambda one: one.sampler.draw(),
+    "sampler.drawn": lambda one: one.sampler.draw(),
+    "count": lambda one: one.draw(),
+    "model.inited": lambda one: setattr(one.model, "inited", True),
+    "teacher.mean": lambda one: one.teacher.mean.data.add_(1),
+    "rows": lambda one: one.rows.__setitem__((1, 1), 2.0),
+    "replay": lambda one: one.replay.append(1.5),
+    "order": lambda one: one.order.append(1),
+    "hidden": lambda one: setattr(one, "hidden", torch.ones(2)),
+    "other.at": lambda one: setattr(one.other, "at", 3),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_value_that_a_step_changes_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "elsewhere", SimpleNamespace(__file__="/home/x/elsewhere.py"))
+    monkeypatch.setattr(Elsewhere, "__module__", "elsewhere")
+    trainer = Stateful()
+    weight: torch.Tensor = next(trainer.model.parameters())
+
+    def look(*allowed: str) -> Untouched:
+        kept = [trainer.model]
+        return check_attributes(trainer, kept, allowed, [weight], contents=True)
+
+    before = look()
+    weight.data.add_(1)
+    trainer.mask = trainer.masks[2] = torch.ones(2)  # what was empty may be filled, once
+    trainer.teacher.eval()
+    made = look()
+    made.check_since(before, is_first=True)
+    look().check_since(made, is_first=False)
+    CHANGES[name](trainer)
+
+    rest = [other for other in CHANGES if other.startswith("sampler") and other != name]
+    told = rf"^{name} is a value that a step changed.* set without_state = \('{name}',\)"
+    with pytest.raises(HiddenState, match=told):
+        look(*rest).check_since(made, is_first=False)
+    look(*rest, name).check_since(made, is_first=False)
+    with pytest.raises(HiddenState, match="^mask"):
+        made.check_since(before, is_first=False)
 
 
 def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:
