@@ -22,7 +22,7 @@ from phalanx.supervision import (
 )
 
 from .buffers import Store
-from .errors import TrainingError
+from .errors import NoRoom, TrainingError
 from .trainer import Plan, Resumed, Trainer
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Training(Generic[_T]):
         run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
         self.resumed: list[Resumed] = []
         self._error: TrainingError | None = None
+        self._is_apart = False
         self._store = Store(folder, run)
         plan = Plan(
             paths=self._store.paths,
@@ -186,6 +187,9 @@ class Training(Generic[_T]):
 
     def _call(self, method: str, *args: Any, reply_rank: int | None = 0) -> Any:
         try:
+            if self._is_apart:
+                self.executor.restart(0)  # and the others are formed anew with it
+                self._is_apart = False
             return self.executor.collective_rpc(
                 method, args=args, unique_reply_rank=reply_rank, retries=_RETRIES
             )
@@ -193,6 +197,11 @@ class Training(Generic[_T]):
             if self._error is None:
                 raise
             raise self._error from end
+        except NoRoom:  # every rank has done the step
+            raise
+        except Exception:  # one rank may have done the step, and another not
+            self._is_apart = True
+            raise
 
     def _note(self, event: object) -> None:
         match event:
