@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Protected(Trainer):
     """A rank whose state outlives it."""
 
+    without_state = ("_step", "_began", "_used")
+
     def __init__(self, plan: Plan, folder: str) -> None:
         super().__init__(plan)
         self._asked = Asked.read(folder)

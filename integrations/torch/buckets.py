@@ -12,9 +12,10 @@ import inspect
 from typing import Any, cast
 
 from torch.distributed import ProcessGroup
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from .errors import HiddenState, TrainingError
+from .errors import TrainingError
 
 # Its name since torch 2.13, and before.
 _SYNCS_BUFFERS = (
@@ -39,12 +40,22 @@ def replicate(module: Any, **options: Any) -> DistributedDataParallel:
     return wrapped
 
 
-def check_hooks(name: str, wrapped: DistributedDataParallel) -> None:
-    """Raise `HiddenState` if a communication hook of *wrapped* has a state, as PowerSGD's has."""
+def note_replicas(made: list[DistributedDataParallel]) -> None:
+    """Have every DDP that this process makes put into *made*."""
+
+    def note(module: object, *_: object) -> None:
+        if isinstance(module, DistributedDataParallel):
+            made.append(module)
+
+    register_module_module_registration_hook(note)
+
+
+def hook_with_state(wrapped: DistributedDataParallel) -> str:
+    """Return the type of the state of a communication hook of *wrapped*, as PowerSGD's has one."""
     for _, state in cast("Any", wrapped)._comm_hooks:  # noqa: SLF001  # DDP has no other list
         if not isinstance(state, ProcessGroup | None):
-            kind = type(state).__qualname__
-            raise HiddenState(f"a hook of {name}", kind, "register one without, or none")
+            return type(state).__qualname__
+    return ""
 
 
 def fix_buckets(wrapped: DistributedDataParallel) -> None:

@@ -7,25 +7,33 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
 from dataclasses import dataclass
+from importlib import import_module
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from phalanx.actors import WorkerActor, method
 
 from .agreement import Claim, agree
-from .buckets import check_hooks, fix_buckets, is_fixed
+from .buckets import fix_buckets, hook_with_state, is_fixed, note_replicas
 from .buffers import Paths, RankBuffers
-from .errors import StateLost, TrainingError, WorldSizeChanged
+from .errors import HiddenState, NoRoom, StateLost, TrainingError, WorldSizeChanged
 from .hidden import Untouched, attributes_of, check_attributes
 from .packing import Packed, local_of, unpack
 from .sampling import seed_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.nn.parallel import DistributedDataParallel
 
     from phalanx.actors import WorkerContext
 
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
+_WATCHED = 2  # steps of a process, or after build, in which hidden state is looked for by value
+_OWN = ("_failed", "_steps_to_watch", "_done_in_epoch", "_made_attributes", "_new_replicas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +95,7 @@ class Trainer(WorkerActor):
     Attributes:
         state: What `build` returned.
         without_state: Names of attributes that look as if they had hidden state, or that a step
-            changes in place, and on which no later step depends.
+            changes, and on which no later step depends: ``("losses", "sampler.drawn")``.
     """
 
     state: State
@@ -95,20 +105,29 @@ class Trainer(WorkerActor):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._buffers: RankBuffers | None = None
-        self._failed = self._is_first = False
+        self._failed = False
+        self._steps_to_watch = self._done_in_epoch = 0
+        self._made_attributes: set[str] = set()  # attributes that build and join have made
+        self._new_replicas: list[DistributedDataParallel] = []  # made since they were looked at
+        self._optimizers_used: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
     # --- for users ------------------------------------------------------------------------
 
     def build(self, ctx: WorkerContext) -> State:
         """Return modules, optimizers and so on, new, on ``ctx.device``.
 
-        Run in every new process, and again in survivors where the state is sharded. The process
-        group has been joined, and torch is seeded alike on all ranks.
+        Run in every new process, where survivors do not run it: a collective operation is possible
+        only if the state is sharded. Then survivors run it again, and the process group has been
+        joined; what `build`, `join` and steps have made before is gone. Torch is seeded alike on
+        all ranks.
         """
         raise NotImplementedError
 
     def join(self, ctx: WorkerContext) -> None:
-        """Run whenever an epoch has been joined and the state is whole: wrap the model here."""
+        """Run whenever an epoch has been joined and the state is whole: wrap the model here.
+
+        Torch is seeded alike on all ranks.
+        """
 
     def train_step(self, step: int) -> Any:
         """Compute the gradients of *step* (1 for the first); return what the driver is to get.
@@ -123,7 +142,7 @@ class Trainer(WorkerActor):
         for optimizer in self.state.optimizers.values():
             optimizer.step()
         for other in self.state.others.values():
-            if isinstance(other, torch.optim.lr_scheduler.LRScheduler):
+            if isinstance(other, LRScheduler):
                 other.step()
 
     # --- for the driver -------------------------------------------------------------------
@@ -149,12 +168,9 @@ class Trainer(WorkerActor):
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Join the first epoch of this process."""
-        world = len(self.plan.paths.slots)
-        if ctx.world_size != world:
-            raise WorldSizeChanged(world, ctx.world_size)
         _make_deterministic(self.plan.threads)
-        spread = not self.plan.sharded
-        self._buffers = RankBuffers(self.plan.paths, ctx.rank, spread=spread)
+        note_replicas(self._new_replicas)
+        register_optimizer_step_pre_hook(self._check_optimizer)
         self._form(ctx, new=True)
 
     def on_reform(self, ctx: WorkerContext) -> None:
@@ -171,21 +187,27 @@ class Trainer(WorkerActor):
 
     def _take_part(self, ctx: WorkerContext, *, new: bool) -> None:
         began = time.monotonic()
+        sharded, world = self.plan.sharded, len(self.plan.paths.slots)
+        if ctx.world_size != world:
+            raise WorldSizeChanged(world, ctx.world_size)
+        if self._buffers is None:
+            self._buffers = RankBuffers(self.plan.paths, ctx.rank, spread=not sharded)
         limit: dict[str, Any] = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
-        ctx.init_process_group(**limit)
+        self._new_replicas.clear()
+        self._failed, self._done_in_epoch, given = False, 0, {*vars(self)}
+        if sharded:
+            ctx.init_process_group(**limit)
+        whole = False
         if new:
-            seed_step(self.plan.seed, 0, 0)
-            self.state = self.build(ctx)
-            self.state.check_device(ctx.device)
-            if not self.plan.sharded:
-                self.state.check_replicated()
-            whole = False
+            self._build_state(ctx)
         else:
             whole = self.state.is_committed
             self.state.roll_back()
-        self._failed, self._is_first = False, True
+        if not sharded:  # so that a collective operation in build fails at once, and not at a death
+            ctx.init_process_group(**limit)
         source, redone = self._resume(ctx, whole=whole)
         self._wrap()
+        self._made_attributes |= vars(self).keys() - given
         dist.barrier()
         if ctx.rank == 0:
             now = time.monotonic()
@@ -199,6 +221,24 @@ class Trainer(WorkerActor):
                     at=now,
                 )
             )
+
+    def _build_state(self, ctx: WorkerContext) -> None:
+        if self._made_attributes:  # or there would be two models in memory
+            for name in self._made_attributes & vars(self).keys():
+                delattr(self, name)
+            gc.collect()
+        if ctx.device.startswith("cuda"):
+            torch.cuda.set_device(ctx.device)
+        seed_step(self.plan.seed, 0, 0)
+        self.state, self._steps_to_watch = self.build(ctx), _WATCHED
+        self.state.check_device(ctx.device)
+        if not self.plan.sharded:
+            self.state.check_replicated()
+        others = self.state.others.values()
+        is_scaled = any(isinstance(o, torch.amp.GradScaler) and o.is_enabled() for o in others)
+        if is_scaled and type(self).apply is Trainer.apply:
+            msg = "a GradScaler needs an apply() with scaler.step(optimizer) and scaler.update()"
+            raise TrainingError(msg)
 
     def _resume(self, ctx: WorkerContext, *, whole: bool) -> tuple[Source, int]:
         """Have the state that all ranks go on from."""
@@ -215,7 +255,11 @@ class Trainer(WorkerActor):
             self._exchange(ctx, source, has_it=mine.step == source.step)
         buffers.agree(source.complete, source.step)
         if source.step > source.complete:
-            buffers.write(source.step, Packed(self.state.tree()))
+            try:
+                buffers.write(source.step, Packed(self.state.tree()))
+            except NoRoom:  # the next write tells it
+                if source.kind == "new":
+                    raise
         return source, max(0, begun - source.step)
 
     def _exchange(self, ctx: WorkerContext, source: Source, *, has_it: bool) -> None:
@@ -237,31 +281,31 @@ class Trainer(WorkerActor):
     def _run(self, step: int) -> None:
         state, buffers = self.state, cast("RankBuffers", self._buffers)
         if self._failed:
-            if not state.is_committed:
-                msg = (
-                    f"step {step} failed after it had changed parameters; call restart() of the "
-                    "executor, which goes on from the last complete state"
-                )
-                raise StateLost(msg)
-            state.roll_back()
-            self._wrap()  # DDP cannot go on after a step that it has not ended
+            msg = f"step {step} has failed; call restart() of the executor before it is done again"
+            raise StateLost(msg)
         self._failed = True
         buffers.begin(step)
-        rank = self.ctx.rank
-        seed_step(self.plan.seed, step, rank, state.generators.values())
+        if self._done_in_epoch == 1 and not self.plan.sharded:
+            self._check_equal()
+        seed_step(self.plan.seed, step, self.ctx.rank, state.generators.values())
         state.clear_gradients()
+        state.begin(watch=self._steps_to_watch > 0 and not self.plan.sharded)
         result = self.train_step(step)
-        if self._is_first:  # it makes attributes, too
-            self._check_hidden()
-            self._check_replicas(fix=False)
-            self._is_first = False
+        self._check_replicas()
         if not self.plan.sharded:
             self._share_buffers()
         self._await_collectives()
+        state.touch()
         self.apply()
         self._untouched.check()
+        if self._steps_to_watch:
+            before, is_first = self._untouched, self._steps_to_watch == _WATCHED
+            self._check_hidden()
+            self._untouched.check_since(before, is_first=is_first)
+            self._steps_to_watch -= 1
         state.commit(step, result)
         self._failed = False
+        self._done_in_epoch += 1
         if step % self.plan.every == 0:
             buffers.write(step, Packed(state.tree()))
 
@@ -289,29 +333,75 @@ class Trainer(WorkerActor):
         for each, part in zip(buffers, parts, strict=True):
             each.copy_(part.view(each.dtype).view_as(each))
 
+    def _wrap(self) -> None:
+        state = self.state
+        before = state.names()
+        seed_step(self.plan.seed, 0, 0, state.generators.values())
+        self.join(self.ctx)
+        state.refresh()
+        if changed := {*before} ^ {*state.names()}:
+            msg = (
+                f"join() adds or renames {min(changed)}, when the state is there: do it in build()"
+            )
+            raise TrainingError(msg)
+        self._check_hidden()
+        for wrapped in self._new_replicas:
+            if self.plan.sharded:
+                name = self._name_of(wrapped)
+                raise TrainingError(f"{name}: replicated state; build the run with sharded=False")
+            if kind := hook_with_state(wrapped):
+                name, remedy = (
+                    f"a hook of {self._name_of(wrapped)}",
+                    "register one without, or none",
+                )
+                raise HiddenState(name, kind, remedy)
+            fix_buckets(wrapped)  # the ranks meet in it, in the order in which they were made
+        self._new_replicas.clear()
+
+    def _check_replicas(self) -> None:
+        for wrapped in self._new_replicas:
+            if not is_fixed(wrapped):
+                msg = f"{self._name_of(wrapped)}: wrapped in DDP by a step: wrap it in join()"
+                raise TrainingError(msg)
+        self._new_replicas.clear()
+
+    def _name_of(self, wanted: object) -> str:
+        found = (name for name, value in attributes_of(self, (), _OWN) if value is wanted)
+        return next(found, type(wanted).__name__)
+
     def _check_hidden(self) -> None:
         state = self.state
         kinds = (state.modules, state.optimizers, state.generators, state.others)
         kept = (state, *(each for kind in kinds for each in kind.values()))
-        self._untouched = check_attributes(self, kept, self.without_state, state.tensors())
+        allowed, contents = (*self.without_state, *_OWN), self._steps_to_watch > 0
+        self._untouched = check_attributes(self, kept, allowed, state.tensors(), contents=contents)
 
-    def _wrap(self) -> None:
-        self.join(self.ctx)
-        self.state.refresh()
-        self._check_hidden()
-        self._check_replicas(fix=True)
+    def _check_optimizer(self, optimizer: Optimizer, *_: object) -> None:
+        """Refuse, before its second step, an optimizer that is nowhere to be found."""
+        if torch.compiler.is_compiling() or not self._failed:  # no step is under way
+            return
+        state = self.state
+        is_later = self._optimizers_used.setdefault(optimizer, state.step) < state.step
+        if not (is_later and optimizer.state) or optimizer in state.optimizers.values():
+            return
+        holders = (each for each in state.others.values() if not isinstance(each, LRScheduler))
+        for holder in (self, *holders):  # what the trainer has was looked at, or is allowed
+            if any(value is optimizer for _, value in attributes_of(holder)):
+                self._optimizers_used[optimizer] = inf
+                return
+        kind, remedy = type(optimizer).__qualname__, "give it to State(...)"
+        raise HiddenState("the optimizer that a step uses", kind, remedy)
 
-    def _check_replicas(self, *, fix: bool) -> None:
-        for name, value in attributes_of(self):
-            if isinstance(value, DistributedDataParallel):
-                if self.plan.sharded:
-                    msg = f"{name}: replicated state; build the run with sharded=False"
-                    raise TrainingError(msg)
-                check_hooks(name, value)
-                if fix:
-                    fix_buckets(value)
-                elif not is_fixed(value):
-                    raise TrainingError(f"{name}: wrapped in DDP by a step: wrap it in join()")
+    def _check_equal(self) -> None:
+        """End the run if the ranks, which had one state, have changed it differently."""
+        rows: list[dict[str, int]] = [{} for _ in range(self.ctx.world_size)]
+        dist.all_gather_object(rows, self.state.checksums())
+        for rank, row in enumerate(rows):
+            if odd := [name for name, check in row.items() if rows[0].get(name) != check]:
+                msg = f"{', '.join(odd)} of rank {rank} is not that of rank 0: change it alike on "
+                error = TrainingError(msg + "all ranks, or build the run with sharded=True")
+                self.ctx.emit(error)
+                raise error
 
 
 def _make_deterministic(threads: int) -> None:
@@ -320,3 +410,7 @@ def _make_deterministic(threads: int) -> None:
     torch.use_deterministic_algorithms(mode=True)
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False  # it only costs time
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or each product on a GPU raises
+    # What torch.compile makes of a shape is not to depend on those before it.
+    dynamo: Any = import_module("torch._dynamo.config")  # an optimizer imports it anyway
+    dynamo.automatic_dynamic_shapes, dynamo.fail_on_recompile_limit_hit = False, True

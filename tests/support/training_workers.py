@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,9 +30,11 @@ from torch.utils.data import DataLoader
 
 from phalanx.actors import WorkerContext
 from phalanx.integrations.torch import (
+    NoRoom,
     Plan,
     State,
     Trainer,
+    TrainingError,
     replicate,
     sample_indices,
 )
@@ -64,6 +70,10 @@ class Replicated(Trainer):
 
     def join(self, ctx: WorkerContext) -> None:
         self.strike("joining", ctx.epoch)
+        self.scale = 1 + torch.rand(1).item()
+        self.wrap()
+
+    def wrap(self) -> None:
         self.net: Any = replicate(self.model, bucket_cap_mb=0.01)
 
     def train_step(self, step: int) -> list[list[float]]:
@@ -74,22 +84,26 @@ class Replicated(Trainer):
             self.plan.seed, step, rank, world_size=world, batch=BATCH, samples=SAMPLES
         )
         x = torch.tensor(ids)
-        loss = nn.functional.cross_entropy(self.net(x), (x * 7) % SAMPLES)
+        loss = self.scale * nn.functional.cross_entropy(self.net(x), (x * 7) % SAMPLES)
         torch.autograd.backward(loss)
         self.strike("backward", step)
-        if self.is_due("raising", step):
-            self.mark("raising", step).touch()
-            msg = f"step {step} on rank {self.ctx.rank}"
-            raise ValueError(msg)
+        self.fail("raising", step)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         row = torch.tensor([loss.item(), *ids], dtype=torch.float64)
         rows = [torch.empty_like(row) for _ in range(world)]
         dist.all_gather(rows, row)
         return [each.tolist() for each in rows]
 
+    def fail(self, moment: str, step: int) -> None:
+        if self.is_due(moment, step):
+            self.mark(moment, step).touch()
+            msg = f"step {step} on rank {self.ctx.rank}"
+            raise ValueError(msg)
+
     def apply(self) -> None:
-        super().apply()
         step = self.state.step + 1
+        self.fail("raising late", step)
+        super().apply()
         self.strike("applied", step)
         if self.is_due("writing", step):
             buffers: Any = self._buffers
@@ -120,13 +134,26 @@ class Replicated(Trainer):
             os.kill(os.getpid(), number)
 
 
+MODELS: list[weakref.ref[nn.Module]] = []  # of this process
+
+
 class Sharded(Replicated):
     def shard(self, ctx: WorkerContext) -> None:
+        if any(each() is not None for each in MODELS):
+            msg = "two models in memory"
+            raise TrainingError(msg)
+        MODELS.append(weakref.ref(self.model))
         fully_shard(self.model, mesh=init_device_mesh("cpu", (ctx.world_size,)))
 
-    def join(self, ctx: WorkerContext) -> None:
-        self.strike("joining", ctx.epoch)
+    def wrap(self) -> None:
         self.net = self.model
+
+    def train_step(self, step: int) -> Any:
+        result = super().train_step(step)
+        if step % 2:
+            with torch.no_grad():  # no backward pass follows, after which FSDP2 would reshard
+                self.net(torch.arange(BATCH))
+        return result
 
 
 class TensorParallel(Sharded):
@@ -212,13 +239,108 @@ class FailingBackward(Replicated):
             return super().train_step(step)
         self.mark("raising", step).touch()
 
-        def fail(_: torch.Tensor) -> None:
+        def fail(*_: object) -> None:
             msg = "in the backward pass"
             raise ValueError(msg)
 
-        loss = self.net(torch.arange(BATCH)).sum()
-        loss.register_hook(fail)
-        return torch.autograd.backward(loss)
+        handle = self.model[1].register_full_backward_hook(fail)
+        try:
+            return torch.autograd.backward(self.net(torch.arange(BATCH)).sum())
+        finally:
+            handle.remove()
+
+
+class FailingShards(FailingBackward, Sharded):
+    pass
+
+
+class Unseen(Replicated):
+    """Has DDP as it comes, where no search through attributes finds it."""
+
+    @property
+    def net(self) -> Any:
+        return self.kept["net"]
+
+    def wrap(self) -> None:
+        net = nn.parallel.DistributedDataParallel(self.model, bucket_cap_mb=0.01)
+        self.kept = MappingProxyType({"net": net})
+
+
+class Full(Replicated):
+    """Finds no room for its state once it has done four steps."""
+
+    def apply(self) -> None:
+        super().apply()
+        if self.state.step == 3:
+            cast("Any", self._buffers).write = self.refuse
+
+    def refuse(self, *_: object) -> None:
+        raise NoRoom("memory", 1, "none is left")
+
+
+class Meeting(Replicated):
+    """Meets the other ranks in `build`, which survivors do not run."""
+
+    def shard(self, ctx: WorkerContext) -> None:
+        dist.barrier()
+
+
+class Renaming(Replicated):
+    def wrap(self) -> None:
+        wrapper: Any = checkpoint_wrapper
+        self.model[1] = wrapper.checkpoint_wrapper(self.model[1])
+        super().wrap()
+
+
+class Scaling(Replicated):
+    """Has a scaler that the default `apply` does not use."""
+
+    def build(self, ctx: WorkerContext) -> State:
+        super().build(ctx)
+        return State(model=self.model, scaler=torch.amp.GradScaler("cpu"))
+
+    apply = Trainer.apply
+
+
+class Counting(Replicated):
+    count = 1
+
+    def train_step(self, step: int) -> Any:
+        self.count += 1
+        return super().train_step(step)
+
+
+class Teaching(Replicated):
+    """Averages into a module outside of its state."""
+
+    def wrap(self) -> None:
+        super().wrap()
+        self.teacher = nn.Linear(1, 1)
+
+    def train_step(self, step: int) -> Any:
+        with torch.no_grad():
+            self.teacher.weight.mul_(0.5)
+        return super().train_step(step)
+
+
+@cache
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+
+
+class Outside(Replicated):
+    """Has moments where no search through attributes finds them."""
+
+    def apply(self) -> None:
+        optimizer_of(self.model).step()
+
+
+class Apart(Replicated):
+    """Changes its state by what each rank has of its own."""
+
+    def apply(self) -> None:
+        super().apply()
+        self.state.optimizers["optimizer"].param_groups[0]["lr"] *= 1 + self.ctx.rank
 
 
 class Late(Replicated):

@@ -17,20 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.training_workers import (
     BATCH,
     SAMPLES,
+    Apart,
     Compressing,
+    Counting,
     Evaluating,
     FailingBackward,
+    FailingShards,
     Fault,
+    Full,
     Growing,
     Late,
     Lazy,
+    Meeting,
+    Outside,
+    Renaming,
     Replicated,
+    Scaling,
     Sharded,
     Stepwise,
+    Teaching,
     TensorParallel,
+    Unseen,
 )
 
 from phalanx.actors import Limits, RestartPolicy
@@ -42,7 +53,7 @@ from phalanx.integrations.torch import (
     TrainingError,
     WorldSizeChanged,
 )
-from phalanx.supervision import Intensity, SpecError, StartFailed, Strategy
+from phalanx.supervision import Intensity, PhalanxError, SpecError, StartFailed, Strategy
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 8
@@ -139,6 +150,19 @@ def test_a_step_that_fails_after_its_parameters_were_changed_is_taken_from_the_b
     assert run.resumed
 
 
+def test_three_ranks_add_in_the_same_order_after_a_death(tmp_path: Path) -> None:
+    digest, results, _ = train(Unseen, 3, faults=[(1, 3, "begin")], marks=tmp_path, steps=5)
+
+    assert (digest, results) == undisturbed(Unseen, 3, 5)
+
+
+def test_no_room_after_a_death_does_not_end_the_run(tmp_path: Path) -> None:
+    digest, _, run = train(Full, 2, faults=[(1, 6, "begin")], marks=tmp_path)
+
+    assert digest == undisturbed(Replicated, 2)[0]
+    assert [each.source for each in run.resumed] == ["memory"]
+
+
 def test_buffers_every_three_steps_have_at_most_three_done_again(tmp_path: Path) -> None:
     faults = [(0, 6, "begin"), (1, 6, "begin")]
     digest, results, run = train(Replicated, 2, faults=faults, marks=tmp_path, every=3)
@@ -147,19 +171,29 @@ def test_buffers_every_three_steps_have_at_most_three_done_again(tmp_path: Path)
     assert [each.redone for each in run.resumed] == [3]
 
 
+BOTH = [(0, 4, "raising"), (1, 4, "raising")]
+
+
 @pytest.mark.parametrize(
-    ("trainer", "told"), [(Replicated, "step 4 on rank"), (FailingBackward, "in the backward pass")]
+    ("trainer", "faults", "told"),
+    [
+        (Replicated, BOTH, "step 4 on rank"),
+        (Replicated, [(0, 4, "raising late")], "step 4 on rank 0"),  # rank 1 has done it
+        (FailingBackward, BOTH, "in the backward pass"),
+        (FailingShards, BOTH, "in the backward pass"),
+    ],
 )
 def test_a_step_that_raises_is_as_if_it_had_not_begun(
-    tmp_path: Path, trainer: type[Trainer], told: str
+    tmp_path: Path, trainer: type[Trainer], faults: list[Fault], told: str
 ) -> None:
-    faults = [(0, 4, "raising"), (1, 4, "raising")]
-    with Training(trainer, 2, args=(faults, str(tmp_path)), threads=1) as run:
+    options: dict[str, Any] = {"args": (faults, str(tmp_path)), "threads": 1, "timeout": 10.0}
+    is_sharded = issubclass(trainer, Sharded)
+    with Training(trainer, 2, sharded=is_sharded, **options) as run:
         with pytest.raises(ValueError, match=told):
             list(run.steps(STEPS))
         assert run.step == 3
         assert [step.number for step in run.steps(STEPS)] == [4, 5, 6, 7, 8]
-        assert run.digest() == undisturbed(Replicated, 2)[0]
+        assert run.digest() == undisturbed(Sharded if is_sharded else Replicated, 2)[0]
 
 
 @pytest.mark.parametrize(
@@ -168,10 +202,13 @@ def test_a_step_that_raises_is_as_if_it_had_not_begun(
         (Compressing, HiddenState, "a hook of net is a PowerSGDState, which has state"),
         # It would be taken for replicated.
         (Sharded, TrainingError, "sharded state; build the run with sharded=True"),
+        (Meeting, ValueError, "Default process group has not been initialized"),
+        (Renaming, TrainingError, "join() adds or renames model.1"),
+        (Scaling, TrainingError, "a GradScaler needs an apply() with scaler.step(optimizer)"),
     ],
 )
 def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
-    trainer: type[Trainer], error: type[TrainingError], told: str
+    trainer: type[Trainer], error: type[Exception], told: str
 ) -> None:
     with pytest.raises(StartFailed) as caught:
         Training(trainer, 1, threads=1)
@@ -180,19 +217,25 @@ def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
     assert told in str(caught.value.__cause__)
 
 
-def test_hidden_state_that_the_first_step_makes_is_refused_before_the_step_counts() -> None:
-    with Training(Lazy, 1, threads=1) as run:
+@pytest.mark.parametrize(
+    ("trainer", "ranks", "done", "told"),
+    [
+        (Lazy, 1, 0, "batches is a _SingleProcessDataLoaderIter"),
+        (Late, 1, 0, "net: wrapped in DDP by a step: wrap it in join"),
+        (Teaching, 1, 0, "teacher.weight is a tensor that a step changed"),
+        (Counting, 1, 0, r"count is a value that a step changed.* without_state = \('count',\)"),
+        (Outside, 1, 1, "the optimizer that a step uses is a SGD"),
+        (Apart, 2, 1, "optimizer of rank 1 is not that of rank 0"),
+    ],
+)
+def test_what_a_step_may_not_do_is_refused_before_the_step_counts(
+    trainer: type[Trainer], ranks: int, done: int, told: str
+) -> None:
+    with Training(trainer, ranks, threads=1) as run:
         for _ in range(2):
-            with pytest.raises(HiddenState, match="batches is a _SingleProcessDataLoaderIter"):
+            with pytest.raises(TrainingError, match=told):
                 list(run.steps(STEPS))
-        assert run.step == 0
-
-
-def test_ddp_that_a_step_makes_is_refused() -> None:
-    with Training(Late, 1, threads=1) as run:
-        with pytest.raises(TrainingError, match="net: wrapped in DDP by a step: wrap it in join"):
-            list(run.steps(STEPS))
-        assert run.step == 0
+        assert run.step == done
 
 
 def test_modes_that_a_step_changes_are_rolled_back_and_results_may_differ_in_size(
@@ -240,6 +283,21 @@ def test_an_option_that_makes_no_sense_is_refused_by_its_name(
         Training(Replicated, 1, **more)
 
     assert refused.value.field == option
+
+
+def settings(_: Trainer) -> tuple[Any, ...]:
+    config = torch._dynamo.config
+    shapes = config.automatic_dynamic_shapes, config.fail_on_recompile_limit_hit
+    return os.environ["CUBLAS_WORKSPACE_CONFIG"], *shapes
+
+
+def test_a_run_in_which_torch_is_set_up_ends_with_the_reason_when_it_is_resized() -> None:
+    with Training(Replicated, 2, threads=1) as run:
+        assert run.executor.call(settings, rank=0) == (":4096:8", False, True)
+        with pytest.raises(WorldSizeChanged):  # noqa: PT012
+            with suppress(PhalanxError):
+                run.executor.resize(1)
+            list(run.steps(1))
 
 
 def test_a_run_goes_on_from_its_folder_after_its_driver_was_killed(tmp_path: Path) -> None:
