@@ -153,19 +153,17 @@ def _is_empty(value: object) -> bool:
     return value is None or (isinstance(value, tuple) and not value[-1])
 
 
-def _digest_of(value: Any) -> object:
+def _digest_of(value: object) -> object:
     """Return what tells whether *value* has changed, but for what is in it."""
-    kind: Any = type(value)
-    numpy = sys.modules.get("numpy")
+    kind, row, numpy = type(value), cast("Any", value), sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return value
-    if numpy is not None and kind is numpy.ndarray and not value.dtype.hasobject:
-        sample = value.flat[:: value.size // _SAMPLE | 1]
-        return value.shape, value.dtype, zlib.crc32(sample.tobytes())
-    if isinstance(value, (list, tuple, deque)) and len(cast("Any", value)) >= _LONG:
-        row = cast("Any", value)
+    if numpy is not None and kind is numpy.ndarray and not row.dtype.hasobject:
+        sample = row.flat[:: row.size // _SAMPLE | 1]
+        return row.shape, row.dtype, zlib.crc32(sample.tobytes())
+    if isinstance(value, (list, tuple, deque)) and len(row) >= _LONG:
         return kind, id(row[0]), id(row[-1]), len(row)
-    return (kind, len(cast("Any", value))) if isinstance(value, _CONTAINERS) else kind
+    return (kind, len(row)) if isinstance(value, _CONTAINERS) else kind
 
 
 def _tensors_of(name: str, part: object) -> Iterator[tuple[str, torch.Tensor]]:
@@ -246,9 +244,8 @@ def _parts_of(
     elif isinstance(value, (torch.nn.Module, SimpleNamespace)) or (
         any(_is_users(str(base.__module__), home) for base in type(value).__mro__)
     ):
-        kind: Any = type(value)
-        bases = {_home_of(base) for base in kind.__mro__}
-        keeps = getattr(kind, "get_extra_state", _NO_EXTRA) is not _NO_EXTRA
+        bases = {_home_of(base) for base in type(value).__mro__}
+        keeps = getattr(cast("Any", type(value)), "get_extra_state", _NO_EXTRA) is not _NO_EXTRA
         is_users = not keeps and bool(bases - {"torch", "builtins", "abc", "typing"})
         dot = f"{name}." if name else ""
         for key, each in _attributes(value, home).items():
