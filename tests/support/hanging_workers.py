@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import math
 import os
@@ -40,7 +41,7 @@ class Stuck(Echo):
 
     def _contended(self) -> None:
         for _ in range(3):  # which have the interpreter lock for most of the time
-            threading.Thread(target=self._loop, daemon=True).start()
+            _thread.start_new_thread(self._loop, ())  # which does not wait for it to run
         while True:
             pass
 
