@@ -182,8 +182,10 @@ def _declared(id: str, table: dict[str, Any], load: Callable[[str, object], Any]
     if isinstance(name := policy.get("decider"), str):
         table["policy"] = {**policy, "decider": load("policy.decider", name)}
     launch = _table(table.get("launch"))
-    if isinstance(zmq := launch.get("transport"), dict):
-        table["launch"] = {**launch, "transport": group_of("launch.transport", Zmq, zmq)}
+    transport: Any = launch.get("transport")
+    if isinstance(transport, dict):
+        zmq = group_of("launch.transport", Zmq, cast("dict[str, Any]", transport))
+        table["launch"] = {**launch, "transport": zmq}
     if "cluster" in table:
         table["cluster"] = _cluster(table["cluster"], load)
     if "checkpoint" in table:
