@@ -67,7 +67,8 @@ def run_python(
         if isinstance(error, KeyboardInterrupt):
             code = None  # Python ends by the signal
         elif os.getpid() == pid:
-            on_error(error)
+            with suppress(Exception):  # its text cannot be made, or there is no room for it
+                on_error(error)
         _show(error)
     interpreter_exit.finish()
     del main, scope

@@ -47,6 +47,13 @@ class ScriptWorker(WorkerActor):
 
     def run(self) -> None:
         """Run the program; returns where it succeeds, and is the end of the process otherwise."""
+        try:
+            self._run()
+        except Exception:  # noqa: BLE001  # no log file can be made, say, or the program not executed
+            traceback.print_exc()
+            os._exit(1)
+
+    def _run(self) -> None:
         job, rank = self._job, self.ctx.rank
         restart = self.ctx.epoch - 1
         error_file = job.logs.error_file(rank, restart)

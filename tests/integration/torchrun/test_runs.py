@@ -195,6 +195,9 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text('#!/bin/sh\necho "$RANK $1$TORCHELASTIC_ERROR_FILE"\nexit $2\n')
     program.chmod(0o755)
+    broken = tmp_path / "broken"
+    broken.write_text("no program")
+    broken.chmod(0o755)
 
     compiled = tmp_path / "compiled.pyc"
     (tmp_path / "source.py").write_text("print(__name__, __file__)")
@@ -204,6 +207,7 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     script = run(compiled)
     no_files = ("--log-dir", os.devnull, "-r", 3)
     fails = run(*no_files, "--no-python", "./program", "c", 7, cwd=tmp_path)
+    no_start = run("--no-python", "./broken", cwd=tmp_path)
 
     assert (module.returncode, module.stdout) == (0, "4 __main__ pack ['a']\n"), module.stderr
     assert (script.returncode, script.stdout) == (0, f"__main__ {compiled}\n"), script.stderr
@@ -211,6 +215,7 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     assert "./program FAILED" in fails.stderr
     assert "exitcode  : 7 " in fails.stderr
     assert "<NO_OTHER_FAILURES>" in fails.stderr
+    assert (no_start.returncode, "Exec format error" in no_start.stderr) == (1, True)
 
 
 def test_ranks_that_leave_by_os_exit_have_succeeded(tmp_path: Path) -> None:
