@@ -121,9 +121,7 @@ _HEAD = struct.Struct("<BBQQQ")
 
 _ACK_EVERY = WINDOW // 4
 _LEAST = 32 * 1024  # bytes of a piece
-_PACE = (
-    0.25  # seconds that one may take: an eighth of the least silence that parts a cluster's link
-)
+_PACE = 0.25  # seconds that one may take: an eighth of the least silence that ends a cluster's link
 _BEATS = WINDOW
 
 

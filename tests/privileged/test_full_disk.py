@@ -45,11 +45,12 @@ def test_a_group_goes_on_while_its_disk_is_full_and_when_there_is_room_again(
     }
 
 
-def test_what_keeps_states_from_being_stored_is_logged_once() -> None:
+def test_what_keeps_states_from_being_stored_is_logged_once_for_each_rank() -> None:
     logged: list[Any] = []
     told: list[Any] = []
     group: Any = SimpleNamespace(
         spec=SimpleNamespace(name="group"),
+        clock=lambda: 0.0,
         checkpoints=None,
         publish=logged.append,
         deliver=told.append,
@@ -63,8 +64,9 @@ def test_what_keeps_states_from_being_stored_is_logged_once() -> None:
         manager.failed(number % 2, number, full)
     manager.failed(0, 100, broken)
 
-    assert [event.error for event in logged] == [
-        "OSError: [Errno 28] No space left on device",
-        "ValueError: no state",
+    assert [(event.rank, event.error) for event in logged] == [
+        (0, "OSError: [Errno 28] No space left on device"),
+        (1, "OSError: [Errno 28] No space left on device"),
+        (0, "ValueError: no state"),
     ]
-    assert len(told) == 99
+    assert len(told) == 98

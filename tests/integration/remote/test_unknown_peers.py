@@ -14,7 +14,7 @@ from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress
 
 from phalanx.runtime import EVERY_RANK, Frame, Kind, LargeFrame, Payload
 from phalanx.runtime.remote.gateway import PeerRejected
-from phalanx.runtime.remote.link import PIECE, Lane
+from phalanx.runtime.remote.link import Lane
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
 from phalanx.runtime.wire.packet_encoder import write_file
@@ -80,7 +80,8 @@ def test_a_body_for_which_no_descriptor_is_free_is_that_calls_error(
     driver = driver_of(Zmq())
     first, mine = joined(driver)
     keep_descriptors(driver, 0)
-    payload = Payload.in_file(write_file([memoryview(bytes(PIECE))], [0], PIECE), PIECE)
+    size = 32 * 1024  # one piece, after which none is awaited
+    payload = Payload.in_file(write_file([memoryview(bytes(size))], [0], size), size)
     assert payload.file is not None
     state = LargeFrame(Kind.SAVED, payload.flags, 1, 1, 1, EVERY_RANK, payload.tail)
     state.fds = [payload.file]

@@ -199,6 +199,7 @@ def test_failures_that_each_have_a_text_of_their_own_are_logged_once_for_each_ra
     group: Any = SimpleNamespace(
         checkpoints=None,
         spec=SimpleNamespace(name="tp"),
+        clock=lambda: 0.0,
         post=lambda call, *args: call(*args),
         publish=logged.append,
         deliver=told.append,
