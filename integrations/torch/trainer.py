@@ -299,9 +299,9 @@ class Trainer(WorkerActor):
         self.apply()
         self._untouched.check()
         if self._steps_to_watch:
-            before, is_first = self._untouched, self._steps_to_watch == _WATCHED
+            before = self._untouched
             self._check_hidden()
-            self._untouched.check_since(before, is_first=is_first)
+            self._untouched.check_since(before)
             self._steps_to_watch -= 1
         state.commit(step, result)
         self._failed = False

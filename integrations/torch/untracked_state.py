@@ -126,18 +126,14 @@ class Untouched:
             if tensor._version != version:  # noqa: SLF001
                 raise _changed(name, "tensor")
 
-    def check_since(self, before: Untouched, *, is_first: bool) -> None:
+    def check_since(self, before: Untouched) -> None:
         """Raise `HiddenState` if a step has changed a value, or put another in its place.
 
-        Args:
-            before: What there was before the step.
-            is_first: Whether the step may fill what was empty, as one does that makes a mask.
+        It may fill what was empty *before*, as one does that makes a mask.
         """
         for name, now in self._values.items():
             was = before._values.get(name, [])
-            if was != now and not (
-                all(map(_is_empty, was)) and (is_first or all(map(_is_empty, now)))
-            ):
+            if was != now and not all(map(_is_empty, was)):
                 raise _changed(name, "value")
 
 
