@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
-_WATCHED = 2  # steps of a process, or after build, in which hidden state is looked for by value
+_WATCHED = 2  # steps of the run, and after build, in which hidden writes are looked for by value
 _OWN = ("_failed", "_steps_to_watch", "_done_in_epoch", "_made_attributes", "_new_replicas")
 
 
@@ -298,11 +298,11 @@ class Trainer(WorkerActor):
         state.touch()
         self.apply()
         self._untouched.check()
-        if self._steps_to_watch:
+        if step <= _WATCHED:  # not later: what changes now and then must not end a run at a death
             before = self._untouched
             self._check_hidden()
             self._untouched.check_since(before)
-            self._steps_to_watch -= 1
+        self._steps_to_watch = max(0, self._steps_to_watch - 1)
         state.commit(step, result)
         self._failed = False
         self._done_in_epoch += 1
@@ -373,7 +373,7 @@ class Trainer(WorkerActor):
         state = self.state
         kinds = (state.modules, state.optimizers, state.generators, state.others)
         kept = (state, *(each for kind in kinds for each in kind.values()))
-        allowed, contents = (*self.without_state, *_OWN), self._steps_to_watch > 0
+        allowed, contents = (*self.without_state, *_OWN), self.state.step < _WATCHED
         self._untouched = check_attributes(self, kept, allowed, state.tensors(), contents=contents)
 
     def _check_optimizer(self, optimizer: Optimizer, *_: object) -> None:
