@@ -205,12 +205,15 @@ class RendezvousStore:
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
         with self._helper.lock:
-            self._forget_listener()
-            epoch = self._epoch
+            if pid is None:  # it could not be started
+                self._forget_listener()
+            # Else there is one if the next epoch was opened before this exit was reported.
+            is_awaited = self._listener is not None and self._watch is None
+            epoch = self._epoch - (self._listener is not None)
         self._on_event(
             StoreExited(group=self._group, epoch=epoch, pid=pid, reason=reason, at=time.monotonic())
         )
-        return False
+        return is_awaited
 
     def _forget_listener(self) -> None:
         if self._watch is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -148,15 +150,29 @@ def test_the_store_listens_on_loopback_only_and_closing_ends_it_and_tells_of_no_
     assert on(rendezvous.port) == set()
 
 
-def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(driver: Driver) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(
+    driver: Driver, core: tuple[EventLoop, Launcher], is_reported: bool
+) -> None:
     first = driver.store.open(1)
     connect(first)
     pid = driver.store.pid
     assert pid is not None
+    go = threading.Event()
+    if not is_reported:  # before the next epoch is opened
+        core[0].post(lambda: go.wait(LONG))
 
     os.kill(pid, signal.SIGKILL)
-    event = driver.events.get(timeout=LONG)
-    connect(driver.store.open(2))
+    if is_reported:
+        event = driver.events.get(timeout=LONG)
+    else:
+        with open(os.pidfd_open(pid), "rb", buffering=0) as every_thread:
+            assert select.select([every_thread], [], [], LONG)[0]
+    second = driver.store.open(2)
+    go.set()
+    if not is_reported:
+        event = driver.events.get(timeout=LONG)
+    connect(second)
 
     assert isinstance(event, StoreExited)
     assert (event.group, event.epoch, event.pid) == ("tp", 1, pid)
