@@ -159,8 +159,12 @@ def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(
     pid = driver.store.pid
     assert pid is not None
     go = threading.Event()
+
+    def hold() -> None:
+        go.wait(LONG)
+
     if not is_reported:  # before the next epoch is opened
-        core[0].post(lambda: go.wait(LONG))
+        core[0].post(hold)
 
     os.kill(pid, signal.SIGKILL)
     if is_reported:
