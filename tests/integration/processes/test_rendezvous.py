@@ -167,15 +167,13 @@ def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(
         core[0].post(hold)
 
     os.kill(pid, signal.SIGKILL)
-    if is_reported:
-        event = driver.events.get(timeout=LONG)
-    else:
+    event = driver.events.get(timeout=LONG) if is_reported else None
+    if not is_reported:
         with open(os.pidfd_open(pid), "rb", buffering=0) as every_thread:
             assert select.select([every_thread], [], [], LONG)[0]
     second = driver.store.open(2)
     go.set()
-    if not is_reported:
-        event = driver.events.get(timeout=LONG)
+    event = event or driver.events.get(timeout=LONG)
     connect(second)
 
     assert isinstance(event, StoreExited)
