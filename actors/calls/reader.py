@@ -157,6 +157,7 @@ class Reader:
         # The threads that wait while another reads, and the locks that are released to wake them.
         self._sleepers: dict[int, threading.Lock] = {}
         self._next: deque[threading.Lock] = deque()  # callers that could read
+        self._passes_on = False  # the thread that leaves has yet to see to the next reader
         self._armed = False
         self._ticking = False
         self._reads = 0
@@ -287,27 +288,29 @@ class Reader:
     def _exit(self, what: Waitable) -> None:
         me = threading.get_ident()
         with self._lock.unasked:
+            # Noted before anything changes: an exception may be thrown in at any step.
             if self._reader == me:
+                if self._next or self._table.owed or self._closing is not None:
+                    self._passes_on = True
                 self._reader = 0
                 self._reads_for = None
-                if self._next or self._table.owed or self._closing is not None:
-                    self._pass_on()
-            elif me in self._sleepers and not self._unfollow(me, what):
+            elif me in self._sleepers:
+                if self._sleepers[me] not in self._next:  # it may have been woken to read
+                    self._passes_on = True
+                self._unfollow(me, what)
+            if self._passes_on:
                 self._pass_on()
+                self._passes_on = False
 
-    def _unfollow(self, me: int, what: Waitable) -> bool:
-        """Take a follower off the lists; False if it may have been woken to read."""
+    def _unfollow(self, me: int, what: Waitable) -> None:
+        """Take a follower off the lists."""
         turn = self._sleepers[me]
         with contextlib.suppress(ValueError):
             at = what.waiters.index(turn)
             what.waiters = what.waiters[:at] + what.waiters[at + 1 :]
-        try:
+        with contextlib.suppress(ValueError):
             self._next.remove(turn)
-        except ValueError:
-            return False
-        finally:
-            del self._sleepers[me]
-        return True
+        del self._sleepers[me]
 
     def _pass_on(self) -> None:
         """Make a waiting caller the reader, or else the event loop."""
