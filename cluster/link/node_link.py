@@ -83,7 +83,7 @@ class NodeLink:
         """Let the connection go, if there is one; `connect` may follow."""
         self.socket.disable_monitor()
         self.monitor.close()
-        self.socket.close(linger=0)  # or what was not sent would reach whoever listens there next
+        self.socket.close(linger=0)  # unsent messages must not reach the next listener there
         self._prepare()
 
     def _prepare(self) -> None:

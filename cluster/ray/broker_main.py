@@ -217,7 +217,7 @@ class Broker:
         self._offer_left()
 
     def _try_others(self) -> None:
-        """Try a group of its own for each node that has none, once the first group is there."""
+        """Try a separate group for each node without one, once the first group is there."""
         if any(node.agent is None and node.number in self._nodes for node in self._first):
             return
         for node in self._nodes.values():

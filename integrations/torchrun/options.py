@@ -371,5 +371,5 @@ def _ignored(parsed: argparse.Namespace) -> list[str]:
         if switch.unneeded and value != switch.default:
             lines.append(f"{switch.title} {value} is ignored: {switch.unneeded}")
     if parsed.rdzv_id and not _joins(parsed):
-        lines.append(f"--rdzv-id {parsed.rdzv_id} is ignored: the run has an id of its own")
+        lines.append(f"--rdzv-id {parsed.rdzv_id} is ignored: a new id is made for the run")
     return lines

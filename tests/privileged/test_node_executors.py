@@ -161,6 +161,18 @@ def test_a_cut_that_is_shorter_than_the_timeout_costs_time_alone(site: Site) -> 
     assert site.group.status().restarts == 0
 
 
+def one_node(namespace: str, here: str) -> dict[str, Any]:
+    """Return the options of a group whose one rank is on a node in that namespace."""
+    prefix = ("ip", "netns", "exec", namespace, *INIT)
+    nodes = LocalNodes(
+        ranks_per_node=1,
+        node_timeout=TIMEOUT,
+        bind=here,
+        engine_options={"slots": 1, "prefix": lambda _slot: prefix},
+    )
+    return {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
+
+
 def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
     runtime: Runtime,
 ) -> None:
@@ -168,14 +180,7 @@ def test_an_argument_that_takes_longer_than_the_timeout_to_cross_loses_no_node(
     with namespace() as (name, cable, here, _):
         rate = ("rate", "8mbit", "burst", "32kb", "latency", "400ms")  # so it takes ten seconds
         subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "tbf", *rate], check=True)
-        prefix = ("ip", "netns", "exec", name, *INIT)
-        nodes = LocalNodes(
-            ranks_per_node=1,
-            node_timeout=TIMEOUT,
-            bind=here,
-            engine_options={"slots": 1, "prefix": lambda _slot: prefix},
-        )
-        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
+        given = one_node(name, here)
         with Executor(Echo, 1, args=(load,), runtime=runtime, **given) as group:
             size = group.collective_rpc(lambda worker: len(worker.greeting), LONG)
             assert size == [len(load)]
@@ -189,14 +194,7 @@ def test_output_without_end_and_a_large_answer_over_a_slow_wire_lose_no_node(
     with namespace() as (name, cable, here, _):
         rate = ("root", "tbf", "rate", "512kbit", "burst", "16kb", "latency", "400ms")
         ip("netns", "exec", name, "tc", "qdisc", "add", "dev", f"{cable[:-1]}b", *rate)
-        prefix = ("ip", "netns", "exec", name, *INIT)
-        nodes = LocalNodes(
-            ranks_per_node=1,
-            node_timeout=TIMEOUT,
-            bind=here,
-            engine_options={"slots": 1, "prefix": lambda _slot: prefix},
-        )
-        given: dict[str, Any] = {"cluster": nodes, "devices": "cpu", "launch": ONE_ZYGOTE}
+        given = one_node(name, here)
         with Executor(Echo, 1, runtime=runtime, **given) as group:
             group.collective_rpc(_write_without_end, LONG)
             answer = group.collective_rpc(lambda _worker: os.urandom(700_000), 2 * LONG)

@@ -61,7 +61,7 @@ class NodeGroup:
     """An owner and its gateway, with any engine.
 
     Args:
-        event_timeout: Seconds to wait for what is told.
+        event_timeout: Seconds to wait for an event.
     """
 
     def __init__(

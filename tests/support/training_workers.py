@@ -336,7 +336,7 @@ class Outside(Replicated):
 
 
 class Apart(Replicated):
-    """Changes its state by what each rank has of its own."""
+    """Changes its state by a value that differs between ranks."""
 
     def apply(self) -> None:
         super().apply()

@@ -54,7 +54,7 @@ def test_a_link_that_has_ended_stays_so_and_what_was_said_on_it_reaches_no_other
         wait_until(lambda: is_heard(first, 1))
         first.close()
         second = listen(endpoint)
-        wait_until(lambda: is_heard(second, 2))  # by ZeroMQ, before anybody looks
+        wait_until(lambda: is_heard(second, 2))  # by ZeroMQ, before the link is looked at
         link.look()
         assert link.state is LinkState.ENDED
 

@@ -48,7 +48,7 @@ def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -
 
 @pytest.mark.parametrize("who", ["noise", "no key", "another key", "another client", "oversized"])
 @pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
-def test_an_unknown_peer_is_rejected_and_harms_nobody(
+def test_an_unknown_peer_is_rejected_and_the_ranks_are_served(
     driver_of: Callable[[Zmq], Driver], joined: Joined, who: str, ipc: bool
 ) -> None:
     driver = driver_of(Zmq(ipc=ipc))

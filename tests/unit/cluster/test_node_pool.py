@@ -1,4 +1,4 @@
-"""The nodes of a group: which ranks are placed on which, and how the loss of nodes is told."""
+"""The nodes of a group: which ranks are placed on which, and how the loss of nodes is reported."""
 
 from __future__ import annotations
 
