@@ -596,13 +596,27 @@ class CallPlane:
     def pump(self) -> None:
         """Send the calls that may be sent, in order."""
         queue = self._queue
-        while queue.everyone or queue.alone or queue.pool:
-            turn = queue.take(self._table, is_open=self._is_open, paused=self.holds > 0)
-            if turn is None:
-                break
-            self._sender.send(*turn)
+        try:
+            if queue.turn is not None:
+                self._finish_turn()
+            while queue.everyone or queue.alone or queue.pool:
+                turn = queue.take(self._table, is_open=self._is_open, paused=self.holds > 0)
+                if turn is None:
+                    break
+                self._sender.send(*turn)
+                queue.turn = None
+        except BaseException:  # thrown in: every rank gets the call, before any other
+            self._finish_turn()
+            raise
         if queue.blocked and not self.holds:
             queue.admit(self._reader.fulfil)
+
+    def _finish_turn(self) -> None:
+        """Send the call whose sending an exception has interrupted, if there is one."""
+        queue = self._queue
+        if queue.turn is not None:
+            self._sender.send(*queue.turn)
+            queue.turn = None
 
     def _pump_after_read(self) -> None:
         """Send the calls that waited for answers, some of which have come."""
@@ -632,7 +646,7 @@ class CallPlane:
         """Read the channels that are ready; on the thread that reads, without the lock."""
         with self.lock.unasked:
             try:
-                if self._taking is not None or self._settling is not None:
+                if self._taking or self._settling or self._queue.turn:
                     self._recover()
                 by_fd = self._table.by_fd
                 for fd, event in events:
@@ -670,6 +684,7 @@ class CallPlane:
             self._taking = None
         while self._settling is not None:
             self._conclude(self._settling[0])
+        self._finish_turn()
 
     def _read(self, slot: RankSlot, *, to_end: bool = False) -> bool:
         """Handle the messages that are there; return False at the end of the channel.

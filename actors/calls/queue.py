@@ -37,6 +37,7 @@ class CallQueue:
         everyone: Calls for all ranks (COLLECTIVE and GATHER).
         alone: Calls for one named rank (SINGLE), by rank; without empty queues.
         pool: Calls for any idle rank.
+        turn: The call that has been taken last, and its slots, until it is sent; else None.
         blocked: Tickets of the callers that wait for a place.
         closed: Returns the error of new calls; None while they are accepted.
     """
@@ -46,6 +47,7 @@ class CallQueue:
         self.everyone: deque[Call] = deque()
         self.alone: dict[int, deque[Call]] = {}
         self.pool: deque[Call] = deque()
+        self.turn: Turn | None = None
         self.blocked: deque[Ticket] = deque()
         self.closed: Callable[[], BaseException] | None = None
         self._depth = depth
@@ -112,6 +114,9 @@ class CallQueue:
     def take(self, table: RankTable, *, is_open: bool, paused: bool) -> Turn | None:
         """Remove and return the call whose turn it is, and its slots; None if none may leave.
 
+        It is noted as `turn`, and no call stands between that and its removal: an exception is
+        thrown in before the call has been taken, or after.
+
         Args:
             table: The slots of the group.
             is_open: Whether collective calls may leave.
@@ -133,7 +138,9 @@ class CallQueue:
                         turn = self._take_alone(table, before=first.seq)
                         if turn is not None:
                             return turn
-                    return everyone.popleft(), slots
+                    self.turn = turn = first, slots
+                    del everyone[0]
+                    return turn
         if paused:
             return None
         # Calls of one rank overtake collective ones only while those wait for a restart.
@@ -141,10 +148,13 @@ class CallQueue:
             turn = self._take_alone(table, before=None if first is None else first.seq)
             if turn is not None:
                 return turn
-        if self.pool and first is None:
+        pool = self.pool
+        if pool and first is None:
             for slot in table:
                 if not slot.ended and not slot.sent:
-                    return self.pool.popleft(), (slot,)
+                    self.turn = turn = pool[0], (slot,)
+                    del pool[0]
+                    return turn
         return None
 
     def _take_alone(self, table: RankTable, *, before: int | None) -> Turn | None:
@@ -154,10 +164,11 @@ class CallQueue:
             if slot is None or not slot.has_room(self._depth):
                 continue
             if before is None or queue[0].seq <= before:
-                call = queue.popleft()
+                self.turn = turn = queue[0], (slot,)
+                del queue[0]
                 if not queue:
                     del self.alone[rank]
-                return call, (slot,)
+                return turn
         return None
 
     def _queue(self, call: Call) -> deque[Call]:
@@ -190,4 +201,5 @@ class CallQueue:
         free = len(self.blocked) if everyone else self._depth - len(self)
         if everyone or free >= self._depth - self._depth // 2:
             for _ in range(min(free, len(self.blocked))):
-                fulfil(self.blocked.popleft())
+                fulfil(self.blocked[0])
+                del self.blocked[0]  # after it: an exception thrown in would leave it waiting

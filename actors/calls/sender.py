@@ -2,6 +2,8 @@
 
 - Each sending has a number (wire id) higher than every one before it, the same on all ranks.
 - A message is encoded once, for any number of ranks.
+- Sending a call may be repeated: a rank takes each number once, and drops it the next time. So a
+  call whose sending was interrupted is sent again, whole.
 - Batching: when every rank has many calls before it, further small calls are kept and sent in one
   packet, long before a rank runs out of calls, at the latest when the plane begins to read.
 
@@ -76,8 +78,10 @@ class Sender:
         self._reached = 0  # the last call begun by any rank, ranks that have died included
 
     def send(self, call: Call, slots: Sequence[RankSlot]) -> None:
-        """Send *call* to *slots* under a new number."""
-        self._wire = wire = call.wire = self._wire + 1
+        """Send *call* to *slots* under a new number; again, if an exception interrupted that."""
+        if not call.wire:
+            self._wire = call.wire = self._wire + 1
+        wire = call.wire
         table = self._table
         shape = call.shape
         flags = Flag.NONE
@@ -90,9 +94,10 @@ class Sender:
         if call.stream is not None:
             flags |= Flag.STREAM
         call.asked = table.ranks if slots is table.all else tuple([slot.rank for slot in slots])
-        table.owed += len(slots)
         for slot in slots:
-            slot.sent[wire] = call
+            if wire not in slot.sent:  # no call between the two steps: nothing is thrown in there
+                slot.sent[wire] = call
+                table.owed += 1
         if call.probe is not None:
             call.probe.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in slots))
         payloads = call.payloads
@@ -145,30 +150,21 @@ class Sender:
         if self.batch:
             self.send_batch()
         refused: list[tuple[RankSlot, OSError]] = []
-        rest = iter(slots)
-        thrown: BaseException | None = None
-        while True:
+        for slot in slots:
+            channel = slot.channel
+            if extent is not None:
+                extent.lend(channel.borrower)
             try:
-                for slot in rest:
-                    channel = slot.channel
-                    if extent is not None:
-                        extent.lend(channel.borrower)
-                    try:
-                        if not channel.send(packet, file, more):
-                            self._reader.want_to_write(channel.fileno(), on=True)
-                    except OSError as error:
-                        payload.take_back(channel.borrower)
-                        refused.append((slot, error))
-                    else:
-                        if call.stream is not None:
-                            self.say(slot, Kind.MORE, wire, call.stream.window)
-                break
-            except BaseException as error:  # noqa: BLE001  # thrown in: all ranks get it, or none
-                thrown = error
+                if not channel.send(packet, file, more):
+                    self._reader.want_to_write(channel.fileno(), on=True)
+            except OSError as error:
+                payload.take_back(channel.borrower)
+                refused.append((slot, error))
+            else:
+                if call.stream is not None:
+                    self.say(slot, Kind.MORE, wire, call.stream.window)
         for slot, refusal in refused:  # last: it ends the call, and its memory with it
             self._on_refused(slot, wire, refusal)
-        if thrown is not None:
-            raise thrown
 
     def say(self, slot: RankSlot, kind: int, wire: int, extra: int = 0) -> None:
         """Send *slot* a message without a body about the sending *wire*."""
@@ -178,7 +174,9 @@ class Sender:
         """Send *slot* a packet behind everything before it."""
         if self.batch:
             self.send_batch()
-        self._write(slot, packet, (packet,))
+        error = self._write(slot, packet)
+        if error is not None:
+            self._on_refused(slot, call_id_of(packet), error)
 
     def flush(self, slot: RankSlot) -> None:
         """Send the packets that wait for room, as far as there is some."""
@@ -189,18 +187,17 @@ class Sender:
             self._reader.want_to_write(channel.fileno(), on=False)
 
     def send_batch(self) -> None:
-        """Send the packets that are kept."""
-        batch, self.batch = self.batch, []
-        self._batch_bytes = 0
+        """Send the packets that are kept; they are until every rank has been sent them."""
+        batch = self.batch
         packet = batch[0] if len(batch) == 1 else bundle(batch)
-        rest = iter(self._table.all)
-        try:
-            for slot in rest:
-                self._write(slot, packet, batch)
-        except BaseException:  # thrown in, as above
-            for slot in rest:
-                self._write(slot, packet, batch)
-            raise
+        refused = [
+            (slot, error) for slot in self._table.all if (error := self._write(slot, packet))
+        ]
+        self.batch = []
+        self._batch_bytes = 0
+        for slot, error in refused:
+            for each in batch:
+                self._on_refused(slot, call_id_of(each), error)
 
     def send_batch_if_low(self) -> None:
         """Send the packets that are kept unless every rank still has enough calls."""
@@ -227,21 +224,21 @@ class Sender:
         size = len(packet) + 4
         if size > BUNDLE_LIMIT - self._batch_bytes:
             return False
-        self.batch.append(packet)
         self._batch_bytes += size
+        self.batch.append(packet)
         if len(self.batch) >= _BATCH:
             self.send_batch()
         return True
 
-    def _write(self, slot: RankSlot, packet: bytes, calls: Sequence[bytes]) -> None:
-        """Send *packet*, in which are those of *calls*."""
+    def _write(self, slot: RankSlot, packet: bytes) -> OSError | None:
+        """Send *packet*; return the error if that is refused."""
         channel = slot.channel
         try:
             if not channel.send(packet):
                 self._reader.want_to_write(channel.fileno(), on=True)
         except OSError as error:
-            for each in calls:
-                self._on_refused(slot, call_id_of(each), error)
+            return error
+        return None
 
 
 def _are_busy(slots: Sequence[RankSlot], calls: int) -> bool:

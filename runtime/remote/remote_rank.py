@@ -70,6 +70,7 @@ class RemoteRank:
         self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
         self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made
+        self._received = 0  # the call received last; the driver may send one twice, in order
         self._incarnation = 0
         self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
         self.made_at = now
@@ -110,6 +111,11 @@ class RemoteRank:
                     self._held.popleft().drop()
                 self._send(Lane.DATA, frame)
                 continue
+            if frame.kind == Kind.CALL:
+                if frame.call_id <= self._received:
+                    frame.drop()
+                    continue
+                self._received = frame.call_id
             if frame.kind not in _BESIDE:
                 self._held.append(frame)
             elif any(each.call_id == frame.call_id for each in self._held):

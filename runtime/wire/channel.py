@@ -70,6 +70,8 @@ class Channel(Protocol):
 
         *rest* holds more bytes of it, if there is no *file*.
 
+        One that an exception thrown into the calling thread has interrupted may be sent again.
+
         If the worker has exited the packet is dropped; its calls fail when the exit is processed.
 
         Raises:
@@ -185,9 +187,9 @@ class SocketChannel:
                 return True
             else:
                 return True
+        self.backed_up = True  # first: an exception thrown in must let nothing overtake the packet
         packet = b"".join((packet, *rest)) if rest else packet
         self._waiting.append((packet, None if file is None else os.dup(file)))
-        self.backed_up = True
         return False
 
     def flush(self) -> list[tuple[bytes, OSError]]:

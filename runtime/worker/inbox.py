@@ -60,6 +60,7 @@ class Inbox:
         self._ahead: deque[Frame | None] = deque()
         self._granted: dict[int, int] = {}  # by call id: how many items are wanted, or CLOSED
         self._begun: dict[int, int] = {}  # of closed ones: how many items any rank may have begun
+        self._received = 0  # the call received last; the driver may send one twice, in order
         self._latest = 0  # the call taken last; frames about earlier ones are stale
         self._let_go = 0  # the call of the last `Kind.GO_ON`
         self._on_foreign_packet = on_foreign_packet
@@ -144,7 +145,7 @@ class Inbox:
             else:
                 self._ahead.append(None)
         elif frame.kind == Kind.CALL:
-            self._ahead.append(frame)
+            self._keep_call(frame)
         elif frame.kind == Kind.BUNDLE:
             frames = unbundle(frame, self._lender)
             if frames is None:
@@ -155,9 +156,16 @@ class Inbox:
         else:
             self._keep(frame)
 
+    def _keep_call(self, frame: Frame) -> None:
+        if frame.call_id > self._received:
+            self._received = frame.call_id
+            self._ahead.append(frame)
+        else:
+            frame.drop()
+
     def _keep(self, frame: Frame) -> None:
         if frame.kind == Kind.CALL:
-            self._ahead.append(frame)
+            self._keep_call(frame)
         elif frame.kind == Kind.GO_ON:
             self._let_go = frame.call_id
             self._on_go_on(frame.call_id)

@@ -640,6 +640,65 @@ def test_a_forked_child_has_no_handler_of_its_parents_executors_and_builds_its_o
     assert done.stdout == "0 set()\n", done.stderr
 
 
+# An exception at each step of making a call at which the interpreter throws one in that another
+# thread has set: after a call of a function in C, at the begin of one in Python.
+THROWN_AT = """
+import sys
+from phalanx import Executor
+from tests.support.workers import Echo
+
+class Thrown(BaseException):
+    pass
+
+def throws(act, step):
+    left = step
+    def look(frame, event, _):
+        nonlocal left
+        if event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise Thrown
+    try:
+        sys.setprofile(look)
+        act()
+        return False
+    except Thrown:
+        return True
+    finally:
+        sys.setprofile(None)
+
+def many():
+    for n in range(40):  # some are sent together
+        executor.collective_rpc("echo", args=(n,), non_block=True)
+
+with Executor(Echo, 2, launch={'preload': ()}) as executor:
+    for act, stride in (
+        (lambda: executor.collective_rpc("echo", args=(1,), non_block=True), 1),
+        (lambda: executor.collective_rpc("echo", args=(bytes(300_000),), non_block=True), 5),
+        (lambda: executor.call("echo", args=(1,), rank=1, non_block=True), 1),
+        (lambda: executor.submit("echo", args=(1,)), 1),
+        (lambda: executor.tell("echo", args=(1,)), 1),
+        (many, 11),
+    ):
+        step = 1
+        while throws(act, step):
+            assert executor.collective_rpc("echo", args=(step,), timeout=20) == [step] * 2
+            executor.drain(20)
+            step += stride
+        assert step > 30
+        executor.drain(20)
+    assert executor.status().in_flight == 0
+print("served")
+"""
+
+
+def test_a_call_that_an_exception_interrupts_at_any_step_reaches_every_rank_or_none() -> None:
+    done = run_python("-c", THROWN_AT)
+
+    assert done.stdout == "served\n", done.stderr
+
+
 # As a watchdog does, or a signal handler that raises. No call has a timeout: one whose answer was
 # lost would wait for ever.
 THROWN_INTO = """

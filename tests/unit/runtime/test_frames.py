@@ -404,6 +404,29 @@ def test_a_worker_drops_what_is_no_frame_and_serves_on(wire: Wire) -> None:
     assert told == [True]
 
 
+def test_a_call_that_arrives_again_is_dropped_with_its_memory(wire: Wire) -> None:
+    wire.theirs.setblocking(True)
+    inbox = Inbox(wire.theirs, wire.reader, lambda: None)
+    small = [HEADER.pack(MAGIC, Kind.CALL, Flag.NONE, 1, number, 1, 0) for number in range(1, 6)]
+
+    wire.ours.send(small[0])
+    wire.ours.send(small[0])
+    wire.ours.send(bundle(small[:4]))
+    wire.ours.send(bundle(small[2:]))
+    wire.send(bytes(300_000))  # call 7
+    wire.send(bytes(300_000))
+    wire.ours.send(header(0, Kind.STOP))
+    taken = [inbox.take() for _ in range(7)]
+
+    assert [(each.kind, each.call_id) for each in taken if each is not None] == [
+        *[(Kind.CALL, number) for number in (1, 2, 3, 4, 5, 7)],
+        (Kind.STOP, 7),
+    ]
+    assert taken[5] is not None
+    taken[5].drop()
+    assert not wire.is_lent
+
+
 def test_what_comes_for_a_stream_after_its_end_is_not_kept(wire: Wire) -> None:
     wire.theirs.setblocking(True)
     inbox = Inbox(wire.theirs, wire.reader, lambda: None)

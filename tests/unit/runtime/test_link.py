@@ -331,7 +331,9 @@ def test_another_body_of_the_same_call_is_another_body(ends: Ends) -> None:
     assert [ends.got[number][0].shared for number in ends.lines] == [1, 2, 3]
 
 
-def test_what_comes_for_a_stream_after_its_end_is_not_kept() -> None:
+def test_neither_what_comes_for_a_stream_after_its_end_nor_a_call_that_comes_again_is_kept() -> (
+    None
+):
     arena = Arena.create()
     channel = SocketChannel.create(arena, 1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -340,7 +342,7 @@ def test_what_comes_for_a_stream_after_its_end_is_not_kept() -> None:
     link = Link(lambda _: None, 0.0)
     rank.connect(link, SharedBodies(link))
 
-    for number, kind in ((1, Kind.CALL), (1, Kind.MORE)):
+    for number, kind in ((1, Kind.CALL), (1, Kind.CALL), (1, Kind.MORE)):
         channel.send(HEADER.pack(MAGIC, kind, Flag.STREAM, 1, number, 1, 16))
     rank.read()
     rank.hand_over(frozen=False)
@@ -348,6 +350,7 @@ def test_what_comes_for_a_stream_after_its_end_is_not_kept() -> None:
     rank.deliver(Delivery(Lane.DATA, (MAGIC, Kind.REPLY, 0, 1, 1, 1, 0), b""))
     channel.send(HEADER.pack(MAGIC, Kind.MORE, Flag.NONE, 1, 1, 1, 24))
     rank.read()
+    rank.hand_over(frozen=False)
 
     assert (rank.running, rank._items) == (0, {})
     rank.close()
