@@ -280,6 +280,7 @@ class CallPlane:
     def expire(self, call: Call) -> dict[int, int]:
         """Settle *call* as timed out unless done; return the ranks that owe it, by incarnation."""
         with self.lock.asked():
+            self._finish_turn()
             if call.done:
                 return {}
             owing = [slot for slot in self._table if slot.sent.get(call.wire) is call]
@@ -305,6 +306,7 @@ class CallPlane:
         if call.probe is not None and cause is not None:
             call.probe.raised(cause)
         with self.lock.asked():
+            self._finish_turn()
             if call.done or (unsent_only and call.wire):
                 return False
             if self.meter is not None and cause is not None:
@@ -371,12 +373,14 @@ class CallPlane:
     @uninterrupted
     def _made(self) -> list[Call]:
         with self.lock.asked():
+            self._finish_turn()
             return list(self.unsettled())
 
     @uninterrupted
     def _hold(self) -> Ticket:
         ticket = Ticket()
         with self.lock.asked():
+            self._finish_turn()
             self.holds += 1
             self._pausing[threading.get_ident()] = True
             self._idle.append(ticket)
@@ -404,6 +408,7 @@ class CallPlane:
         *show* publishes the size: before a call fails for it, after the first can be made for it.
         """
         with self.lock.asked():
+            self._finish_turn()
             misfits = self._queue.expect(size)
             self._fit(size)
             show()
@@ -570,6 +575,7 @@ class CallPlane:
     ) -> None:
         """Settle every call that is left with *error*, and refuse new ones with *closed*."""
         with self.lock.asked():
+            self._finish_turn()
             self._queue.closed = closed
             for call in list(self.unsettled()):
                 self.settle(call, error(call))
@@ -605,17 +611,27 @@ class CallPlane:
                     break
                 self._sender.send(*turn)
                 queue.turn = None
-        except BaseException:  # thrown in: every rank gets the call, before any other
+        except BaseException:  # thrown in: every rank gets the call, before any other call
             self._finish_turn()
             raise
         if queue.blocked and not self.holds:
             queue.admit(self._reader.fulfil)
 
     def _finish_turn(self) -> None:
-        """Send the call whose sending an exception has interrupted, if there is one."""
+        """Send the call whose sending an exception has interrupted, if there is one.
+
+        First of all, where others must know of every call. One that cannot be sent is failed.
+        """
         queue = self._queue
-        if queue.turn is not None:
-            self._sender.send(*queue.turn)
+        if queue.turn is None:
+            return
+        call, slots = queue.turn
+        try:
+            self._sender.send(call, slots)
+        except Exception as error:  # noqa: BLE001  # it would be raised each time
+            queue.turn = None
+            self.withdraw(call, RuntimeFault(f"{call.name} could not be sent: {error}"))
+        else:
             queue.turn = None
 
     def _pump_after_read(self) -> None:

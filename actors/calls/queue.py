@@ -202,4 +202,4 @@ class CallQueue:
         if everyone or free >= self._depth - self._depth // 2:
             for _ in range(min(free, len(self.blocked))):
                 fulfil(self.blocked[0])
-                del self.blocked[0]  # after it: an exception thrown in would leave it waiting
+                del self.blocked[0]  # after it: an exception thrown in between would lose it

@@ -2,8 +2,8 @@
 
 - Each sending has a number (wire id) higher than every one before it, the same on all ranks.
 - A message is encoded once, for any number of ranks.
-- Sending a call may be repeated: a rank takes each number once, and drops it the next time. So a
-  call whose sending was interrupted is sent again, whole.
+- The sending of a call may be repeated: ranks drop a call whose number is not above that of the
+  one before. So a call whose sending an exception has interrupted is sent once more, whole.
 - Batching: when every rank has many calls before it, further small calls are kept and sent in one
   packet, long before a rank runs out of calls, at the latest when the plane begins to read.
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _NOTHING = Payload.of(None)
 _PLENTY: Final = 8  # calls that a rank has been sent and not answered before more are kept
 _BATCH: Final = 16  # calls that are kept at most
+_ENTRY: Final = 4  # bytes of a batch in which a packet's length stands
 
 
 class Sender:
@@ -78,7 +79,10 @@ class Sender:
         self._reached = 0  # the last call begun by any rank, ranks that have died included
 
     def send(self, call: Call, slots: Sequence[RankSlot]) -> None:
-        """Send *call* to *slots* under a new number; again, if an exception interrupted that."""
+        """Send *call* to *slots* under a new number.
+
+        If an exception has interrupted that, once more under the same number.
+        """
         if not call.wire:
             self._wire = call.wire = self._wire + 1
         wire = call.wire
@@ -141,11 +145,12 @@ class Sender:
             and call.stream is None
             and slots is self._table.all
             and _are_busy(slots, _PLENTY)
-            and self._keep(packet)
+            and self._batch_bytes + len(packet) + _ENTRY <= BUNDLE_LIMIT
         ):
             if extent is not None:
                 for slot in slots:
                     extent.lend(slot.channel.borrower)
+            self._keep(packet)
             return
         if self.batch:
             self.send_batch()
@@ -187,7 +192,7 @@ class Sender:
             self._reader.want_to_write(channel.fileno(), on=False)
 
     def send_batch(self) -> None:
-        """Send the packets that are kept; they are until every rank has been sent them."""
+        """Send the packets that are kept; they stay in `batch` until every rank has got them."""
         batch = self.batch
         packet = batch[0] if len(batch) == 1 else bundle(batch)
         refused = [
@@ -219,25 +224,23 @@ class Sender:
         self._reached = withdraw(pages, self.round, self._reached, shut)
         return self._reached
 
-    def _keep(self, packet: bytes) -> bool:
-        """Add *packet* to the batch if it fits; sends the batch when it is complete."""
-        size = len(packet) + 4
-        if size > BUNDLE_LIMIT - self._batch_bytes:
-            return False
-        self._batch_bytes += size
+    def _keep(self, packet: bytes) -> None:
+        """Add *packet* to the batch; sends the batch when it is complete."""
+        self._batch_bytes += len(packet) + _ENTRY
         self.batch.append(packet)
         if len(self.batch) >= _BATCH:
             self.send_batch()
-        return True
 
     def _write(self, slot: RankSlot, packet: bytes) -> OSError | None:
         """Send *packet*; return the error if that is refused."""
         channel = slot.channel
         try:
-            if not channel.send(packet):
-                self._reader.want_to_write(channel.fileno(), on=True)
+            channel.send(packet)
         except OSError as error:
             return error
+        finally:
+            if channel.backed_up:  # an exception thrown in must not leave it so for ever
+                self._reader.want_to_write(channel.fileno(), on=True)
         return None
 
 

@@ -213,6 +213,8 @@ class ReplyStream:
     which closes it. Used by one thread or task at a time.
     """
 
+    _ended = True  # until it has been constructed
+
     def __init__(self, call: Call, plane: CallPlane, callbacks: CallbackThread) -> None:
         self._call = call
         self._plane = plane

@@ -78,6 +78,7 @@ class CheckpointCoordinator:
         self.base = 0
         self._last = 0  # the highest number so far
         self._counts: defaultdict[int, Count] = defaultdict(Count)  # by rank, or `_GROUP`
+        self._marked: tuple[int, Collection[int]] = 0, ()  # the call sent last, by wire id
         self._timer: Timer | None = None
         self._observer: CheckpointManager | None = None  # None while no executor is served
         self._loop: EventLoop | None = None
@@ -99,6 +100,7 @@ class CheckpointCoordinator:
         """
         with self._lock.asked():
             self._loop, self._observer = loop, observer
+            self._marked = 0, ()
             last = self.store.open(size, can_reshard=can_reshard)
             self.base = self._last = max(self._last, last)
 
@@ -121,14 +123,22 @@ class CheckpointCoordinator:
     # --- calls in flight (under the plane's lock) --------------------------------------
 
     def mark(self, call: Call, ranks: Collection[int], size: int) -> Collection[int]:
-        """Return those of *ranks* that store their state with *call*, which is being sent."""
+        """Return those of *ranks* that store their state with *call*, which is being sent.
+
+        The same if an exception has interrupted that and it is sent once more.
+        """
         with self._lock.asked():
+            wire, marked = self._marked
+            if wire == call.wire:
+                return marked
             if call.snapshots is not None:
                 call.snapshots = self._begin(call.wire, ranks, size)
+                self._marked = call.wire, ranks
                 return ranks
             marked = self._count(ranks, size)
             if marked:
                 self._begin(call.wire, marked, size)
+            self._marked = call.wire, marked
             seconds = self._policy.every_seconds
             if seconds is not None and len(marked) < len(ranks) and self._timer is None:
                 assert self._loop is not None

@@ -187,9 +187,10 @@ class SocketChannel:
                 return True
             else:
                 return True
-        self.backed_up = True  # first: an exception thrown in must let nothing overtake the packet
         packet = b"".join((packet, *rest)) if rest else packet
-        self._waiting.append((packet, None if file is None else os.dup(file)))
+        file = None if file is None else os.dup(file)
+        self.backed_up = True  # first: an exception thrown in must let nothing overtake the packet
+        self._waiting.append((packet, file))
         return False
 
     def flush(self) -> list[tuple[bytes, OSError]]:
@@ -244,11 +245,12 @@ class SocketChannel:
                 frame = unpack(packet, [], reader)
             else:
                 frame = packet
+            message = frame if isinstance(frame, Frame) else None
             self._decoding = False
             self._packet = None
-            if isinstance(frame, Frame):
-                self.unhandled = frame
-                return frame
+            if message is not None:
+                self.unhandled = message
+                return message
             return Arrival.FOREIGN if frame is None else Arrival.END
 
     def close(self) -> None:

@@ -644,11 +644,24 @@ def test_a_forked_child_has_no_handler_of_its_parents_executors_and_builds_its_o
 # thread has set: after a call of a function in C, at the begin of one in Python.
 THROWN_AT = """
 import sys
-from phalanx import Executor
+from phalanx import CheckpointPolicy, Executor
 from tests.support.workers import Echo
 
 class Thrown(BaseException):
     pass
+
+class Saved(Echo):
+    saved = ()
+    called = 0
+    def noted(self, saves):
+        self.called += 1
+    def checkpoint(self):
+        self.saved += (self.called,)
+        return self.called
+    def restore(self, called):
+        self.called = called
+    def both(self):
+        return self.called, self.saved
 
 def throws(act, step):
     left = step
@@ -689,6 +702,15 @@ with Executor(Echo, 2, launch={'preload': ()}) as executor:
         assert step > 30
         executor.drain(20)
     assert executor.status().in_flight == 0
+
+policy = CheckpointPolicy(every_calls=2)
+with Executor(Saved, 2, launch={'preload': ()}, checkpoint=policy) as executor:
+    step = 1
+    while throws(lambda: executor.collective_rpc("noted", args=(1,), non_block=True), step):
+        one, other = executor.collective_rpc("both", timeout=20)
+        assert one == other, (step, one, other)
+        step += 1
+    assert step > 30
 print("served")
 """
 

@@ -220,12 +220,14 @@ def test_a_node_that_cannot_be_prepared_is_given_up_after_three(
     assert "3 nodes in a row have not joined" in str(error)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "auto"])
 def test_no_cluster_is_told_at_once(
-    two_machines: RayCluster, group_of: Make, monkeypatch: pytest.MonkeyPatch
+    two_machines: RayCluster, group_of: Make, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    monkeypatch.setattr(two_machines, "address", "127.0.0.1:9")
+    monkeypatch.setattr(two_machines, "address", address)
+    monkeypatch.setitem(two_machines.environment, "RAY_ADDRESS", "127.0.0.1:9")
 
-    with pytest.raises(RuntimeFault, match=r"Ray at address='127\.0\.0\.1:9': ConnectionRefused"):
+    with pytest.raises(RuntimeFault, match=rf"Ray at address='{address}': ConnectionRefused"):
         group_of(two_machines)
 
 

@@ -404,6 +404,25 @@ def test_a_worker_drops_what_is_no_frame_and_serves_on(wire: Wire) -> None:
     assert told == [True]
 
 
+def test_a_packet_that_is_refused_where_there_is_no_room_holds_up_none_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    arena = Arena.create()
+    with contextlib.closing(SocketChannel.create(arena, 1)) as channel:
+        sent = 0
+        monkeypatch.setattr(os, "dup", refuse)
+        with pytest.raises(OSError, match="Too many"):  # noqa: PT012  # which one is the kernel's choice
+            while channel.send(bytes(60_000), 0):
+                sent += 1
+
+        assert sent > 0
+        assert not channel.backed_up
+    arena.close()
+
+
 def test_a_call_that_arrives_again_is_dropped_with_its_memory(wire: Wire) -> None:
     wire.theirs.setblocking(True)
     inbox = Inbox(wire.theirs, wire.reader, lambda: None)
