@@ -91,7 +91,7 @@ class RayNodes(RayActors):
                 return super().slow(seconds, notes)
 
     def _complete(self) -> None:
-        """Start the far nodes whose processes have ended; return when two serve."""
+        """Start the far nodes whose processes have ended, one by one: they share a folder."""
         for address, prefix in zip(self._where["addresses"], self._where["prefixes"], strict=True):
             if address in self._nodes and self._nodes[address].poll() is None:
                 continue
@@ -103,12 +103,12 @@ class RayNodes(RayActors):
                 *(f"--object-store-memory={_STORE}", "--min-worker-port=0", "--max-worker-port=0"),
             ]
             self._nodes[address] = subprocess.Popen(words, stdout=sys.stderr)
-        deadline = time.monotonic() + _STARTED
-        while sum(each["Alive"] and _FAR in each["Resources"] for each in ray.nodes()) < 2:
-            if time.monotonic() > deadline:
-                message = "two far nodes of Ray did not come up"
-                raise TimeoutError(message)
-            time.sleep(0.1)
+            deadline = time.monotonic() + _STARTED
+            while address not in {n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}:
+                if time.monotonic() > deadline:
+                    message = f"the node of Ray at {address} did not come up"
+                    raise TimeoutError(message)
+                time.sleep(0.1)
 
 
 def make() -> RayNodes:
