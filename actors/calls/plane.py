@@ -611,7 +611,7 @@ class CallPlane:
                     break
                 self._sender.send(*turn)
                 queue.turn = None
-        except BaseException:  # thrown in: every rank gets the call, before any other call
+        except BaseException:  # thrown in: its ranks get the call all the same, before any other
             self._finish_turn()
             raise
         if queue.blocked and not self.holds:
@@ -620,19 +620,23 @@ class CallPlane:
     def _finish_turn(self) -> None:
         """Send the call whose sending an exception has interrupted, if there is one.
 
-        First of all, where others must know of every call. One that cannot be sent is failed.
+        Called first wherever every call must be in a queue or on the lists of its ranks. A call
+        that cannot be sent is failed.
         """
         queue = self._queue
         if queue.turn is None:
             return
         call, slots = queue.turn
-        try:
-            self._sender.send(call, slots)
-        except Exception as error:  # noqa: BLE001  # it would be raised each time
-            queue.turn = None
-            self.withdraw(call, RuntimeFault(f"{call.name} could not be sent: {error}"))
-        else:
-            queue.turn = None
+        for is_last in (False, True):
+            if call.done:  # refused by a rank, after all had been sent it
+                break
+            try:
+                self._sender.send(call, slots)
+                break
+            except Exception as error:  # noqa: BLE001  # thrown in as well, or raised each time
+                if is_last:
+                    self.withdraw(call, RuntimeFault(f"{call.name} could not be sent: {error}"))
+        queue.turn = None
 
     def _pump_after_read(self) -> None:
         """Send the calls that waited for answers, some of which have come."""
@@ -693,6 +697,7 @@ class CallPlane:
 
     def _recover(self) -> None:
         """Do again what was interrupted: each step of it may be done twice."""
+        self._finish_turn()
         if self._taking is not None:
             slot, call, frame = self._taking
             if not call.done or call.wire != frame.call_id:
@@ -700,7 +705,6 @@ class CallPlane:
             self._taking = None
         while self._settling is not None:
             self._conclude(self._settling[0])
-        self._finish_turn()
 
     def _read(self, slot: RankSlot, *, to_end: bool = False) -> bool:
         """Handle the messages that are there; return False at the end of the channel.

@@ -81,10 +81,10 @@ class CallQueue:
         for call in sorted(calls, key=lambda each: each.seq, reverse=True):
             if call.shape is POOL:
                 call.rank = None
-            self._queue(call).appendleft(call)
             call.failed = None
             call.wire = 0
             call.answers.clear()
+            self._queue(call).appendleft(call)  # last: one in a queue has no number
 
     def remove(self, call: Call) -> None:
         """Remove *call*, which may have been taken already."""
@@ -200,6 +200,9 @@ class CallQueue:
         """
         free = len(self.blocked) if everyone else self._depth - len(self)
         if everyone or free >= self._depth - self._depth // 2:
-            for _ in range(min(free, len(self.blocked))):
-                fulfil(self.blocked[0])
+            while free > 0 and self.blocked:
+                ticket = self.blocked[0]
+                if not ticket.done:
+                    fulfil(ticket)
+                    free -= 1
                 del self.blocked[0]  # after it: an exception thrown in between would lose it

@@ -54,7 +54,7 @@ class Sender:
         epoch: The epoch that calls are sent under.
         round: How often calls have been withdrawn (`runtime.wire.progress_page`).
         is_watched: Whether *on_busy* has been called since the ranks were last idle.
-        batch: Packets for all ranks that have not been sent yet, in order.
+        batch: Packets for all ranks that not all of them have been sent yet, in order.
     """
 
     def __init__(
@@ -114,13 +114,16 @@ class Sender:
                 limit = saving if limit is None else min(limit, saving)
             if len(marked) == len(slots):
                 flags |= Flag.MARKED
+        refused: list[tuple[RankSlot, OSError]] = []
         if len(payloads) > 1 or 0 < len(marked) < len(slots):
             for slot in slots:
                 payload = payloads[slot.rank if len(payloads) > 1 else 0]
                 mine = flags | Flag.MARKED if slot.rank in marked else flags
-                self._send_one(call, payload, (slot,), mine)
+                self._send_one(call, payload, (slot,), mine, refused)
         else:
-            self._send_one(call, payloads[0], slots, flags)
+            self._send_one(call, payloads[0], slots, flags, refused)
+        for slot, error in refused:  # last: it ends the call, and its memory with it
+            self._on_refused(slot, wire, error)
         if limit is not None or not self.is_watched:
             self.is_watched = True
             self._on_busy(limit)
@@ -128,9 +131,14 @@ class Sender:
             call.probe.queued()
 
     def _send_one(
-        self, call: Call, payload: Payload, slots: Sequence[RankSlot], flags: int
+        self,
+        call: Call,
+        payload: Payload,
+        slots: Sequence[RankSlot],
+        flags: int,
+        refused: list[tuple[RankSlot, OSError]],
     ) -> None:
-        """Send *payload* to *slots*, now or with a batch."""
+        """Send *payload* to *slots*, now or with a batch; add to *refused* where it cannot be."""
         wire = call.wire
         want = call.want
         extra = EVERY_RANK if want is None else want
@@ -154,7 +162,6 @@ class Sender:
             return
         if self.batch:
             self.send_batch()
-        refused: list[tuple[RankSlot, OSError]] = []
         for slot in slots:
             channel = slot.channel
             if extent is not None:
@@ -168,8 +175,6 @@ class Sender:
             else:
                 if call.stream is not None:
                     self.say(slot, Kind.MORE, wire, call.stream.window)
-        for slot, refusal in refused:  # last: it ends the call, and its memory with it
-            self._on_refused(slot, wire, refusal)
 
     def say(self, slot: RankSlot, kind: int, wire: int, extra: int = 0) -> None:
         """Send *slot* a message without a body about the sending *wire*."""
@@ -239,7 +244,8 @@ class Sender:
         except OSError as error:
             return error
         finally:
-            if channel.backed_up:  # an exception thrown in must not leave it so for ever
+            # Also after an exception thrown in, which would else leave it so for ever.
+            if channel.backed_up and not slot.ended:
                 self._reader.want_to_write(channel.fileno(), on=True)
         return None
 

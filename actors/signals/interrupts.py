@@ -4,7 +4,8 @@
   `uninterrupted` function, or while the main thread holds a lock of this library, is raised a
   moment after that: no message is half sent, no answer is read and lost, no lock stays held.
 - Anywhere else, waiting included, it is raised at once.
-- A handler of the user's is kept; one that raises may leave a call half done.
+- A handler of the user's is kept. If it raises in the middle of a call, the call goes to all of its
+  ranks or to none, and no answer is lost.
 
 Signal handlers run on the main thread, between two bytecodes, and get the interrupted frame. This
 one checks whether an uninterrupted function is on the stack, and if so has the signal sent again

@@ -70,7 +70,7 @@ class RemoteRank:
         self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
         self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made
-        self._received = 0  # the call received last; the driver may send one twice, in order
+        self._received = 0  # the latest call: the driver may send one twice, and numbers grow
         self._incarnation = 0
         self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
         self.made_at = now

@@ -70,7 +70,7 @@ class Channel(Protocol):
 
         *rest* holds more bytes of it, if there is no *file*.
 
-        One that an exception thrown into the calling thread has interrupted may be sent again.
+        One whose sending an exception thrown into the calling thread has interrupted may have left.
 
         If the worker has exited the packet is dropped; its calls fail when the exit is processed.
 

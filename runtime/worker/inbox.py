@@ -60,7 +60,7 @@ class Inbox:
         self._ahead: deque[Frame | None] = deque()
         self._granted: dict[int, int] = {}  # by call id: how many items are wanted, or CLOSED
         self._begun: dict[int, int] = {}  # of closed ones: how many items any rank may have begun
-        self._received = 0  # the call received last; the driver may send one twice, in order
+        self._received = 0  # the latest call: the driver may send one twice, and numbers grow
         self._latest = 0  # the call taken last; frames about earlier ones are stale
         self._let_go = 0  # the call of the last `Kind.GO_ON`
         self._on_foreign_packet = on_foreign_packet

@@ -168,11 +168,11 @@ def lost_call(patch: pytest.MonkeyPatch) -> None:
     send = Sender._send_one
     numbers = itertools.count(1)
 
-    def losing_one(self: Any, call: Any, payload: Any, slots: Any, flags: int) -> None:
+    def losing_one(self: Any, call: Any, payload: Any, slots: Any, *how: Any) -> None:
         if next(numbers) == 20:
             slots = tuple(slots)[1:]
         if slots:
-            send(self, call, payload, slots, flags)
+            send(self, call, payload, slots, *how)
 
     patch.setattr(Sender, "_send_one", losing_one)
 

@@ -193,6 +193,7 @@ class Poller:
         self._fds.pop(fd, None)
 
     def want_to_write(self, fd: int, *, on: bool) -> None:
+        assert fd in self._fds
         self._fds[fd] = select.EPOLLIN | (select.EPOLLOUT if on else 0)
 
     def wake(self) -> None:

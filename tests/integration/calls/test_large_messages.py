@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -20,7 +21,13 @@ from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, WorkerActor
 from phalanx.runtime.memory.arena import SLOTS
-from phalanx.supervision import Intensity, MessageTooLarge, Strategy, WorkerDied
+from phalanx.supervision import (
+    Intensity,
+    MessageTooLarge,
+    RuntimeFault,
+    Strategy,
+    WorkerDied,
+)
 
 MIB = 1 << 20
 WAIT = 30.0
@@ -219,6 +226,29 @@ def test_a_message_or_reply_larger_than_memory_is_that_calls_error_and_no_more(m
     assert caught.value.size >= 1 << 31
     assert caught.value.limit == too_large.value.limit == MIB
     assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
+
+
+def test_a_part_that_cannot_be_sent_ends_its_call_alone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make(Keeper, 2)
+    plane = executor._group.plane
+    first = plane._table.all[0].channel
+    send = type(first).send
+
+    def refuse(self: Any, *packet: Any) -> bool:
+        if self is first and packet[1] is not None:
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+        return send(self, *packet)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plane.arena, "place", lambda _: None)  # so they travel in files
+        patched.setattr(type(first), "send", refuse)
+        with pytest.raises(RuntimeFault, match="total could not be sent to rank 0: .* references"):
+            executor.scatter("total", args=[(full(1),), (full(2),)], timeout=WAIT)
+
+    executor.drain(WAIT)  # the other rank has answered
+    assert executor.scatter("total", args=[(full(1),), (full(2),)]) == [MIB, 2 * MIB]
 
 
 def test_tensors_share_the_memory_they_arrived_in(torch_runtime: Any) -> None:
