@@ -106,6 +106,7 @@ def test_a_node_that_keeps_its_lease_for_too_long_is_found(
 
     assert result.record is not None
     shutil.rmtree(result.record)
-    (found,) = [each for each in result.violations if each.invariant == "one_incarnation"]
-    assert "ran as incarnation 1 and as 2 at once" in found.message
-    assert [event.kind for event in found.events] == ["RankRan", "RankRan"]
+    # One as a rule; on a busy machine a third incarnation may meet the first as well.
+    found = [each for each in result.violations if each.invariant == "one_incarnation"]
+    assert "ran as incarnation 1 and as 2 at once" in found[0].message
+    assert all([event.kind for event in each.events] == ["RankRan", "RankRan"] for each in found)
