@@ -215,9 +215,11 @@ class Group:
             self.runtime.launcher.warm(spec.launch.preload)
             if spec.is_remote:
                 self.runtime.launcher.warm(RELAY_PRELOAD)
+            # Held: it takes events when the runtime, another's, has been closed meanwhile.
+            self._collector = collector = self.runtime.collector
             if parent is not None:
-                parent.ctx.emit_by(self.runtime.collector.emit)
-            self.log = self.runtime.collector.log.bind(group=spec.name)
+                parent.ctx.emit_by(collector.emit)
+            self.log = collector.log.bind(group=spec.name)
             checkpoints = None if parent is None else parent.checkpoints
             self.owns_checkpoints = checkpoints is None
             self.checkpoints = coordinator_of(spec) if checkpoints is None else checkpoints
@@ -278,7 +280,7 @@ class Group:
 
         Raises nothing, and waits for no callback.
         """
-        self.runtime.collector.emit(event)
+        self._collector.emit(event)
         if self.probe is not None:
             self.probe.on_point("event", event=event)
         self.trace.on_event(event)

@@ -144,8 +144,6 @@ class Inbox:
                 self._drop_foreign_packet()
             else:
                 self._ahead.append(None)
-        elif frame.kind == Kind.CALL:
-            self._keep_call(frame)
         elif frame.kind == Kind.BUNDLE:
             frames = unbundle(frame, self._lender)
             if frames is None:
@@ -156,16 +154,13 @@ class Inbox:
         else:
             self._keep(frame)
 
-    def _keep_call(self, frame: Frame) -> None:
-        if frame.call_id > self._received:
-            self._received = frame.call_id
-            self._ahead.append(frame)
-        else:
-            frame.drop()
-
     def _keep(self, frame: Frame) -> None:
         if frame.kind == Kind.CALL:
-            self._keep_call(frame)
+            if frame.call_id > self._received:
+                self._received = frame.call_id
+                self._ahead.append(frame)
+            else:
+                frame.drop()
         elif frame.kind == Kind.GO_ON:
             self._let_go = frame.call_id
             self._on_go_on(frame.call_id)

@@ -106,7 +106,8 @@ def test_a_node_that_keeps_its_lease_for_too_long_is_found(
 
     assert result.record is not None
     shutil.rmtree(result.record)
-    # One as a rule; on a busy machine a third incarnation may meet the first as well.
+    # Of the rank that was cut off: on a busy machine the other's node may be lost as well.
     found = [each for each in result.violations if each.invariant == "one_incarnation"]
-    assert "ran as incarnation 1 and as 2 at once" in found[0].message
-    assert all([event.kind for event in each.events] == ["RankRan", "RankRan"] for each in found)
+    (found_one,) = [each for each in found if each.message.startswith("rank 0 of ")]
+    assert "ran as incarnation 1 and as 2 at once" in found_one.message
+    assert [event.kind for event in found_one.events] == ["RankRan", "RankRan"]

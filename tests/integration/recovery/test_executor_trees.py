@@ -30,6 +30,7 @@ from phalanx.supervision import (
     ExitReason,
     Intensity,
     Restart,
+    RuntimeFault,
     SpecError,
     StartFailed,
     SupervisorDown,
@@ -284,8 +285,13 @@ def test_the_shared_runtime_lives_as_long_as_the_tree_so_that_a_restart_imports_
 
     assert tree.restart_child("a")
 
-    assert executor(tree, "a").group.runtime is before.group.runtime
-    assert executor(tree, "a").collective_rpc("rank", LONG) == [0]
+    after = executor(tree, "a")
+    assert after.group.runtime is before.group.runtime
+    assert after.collective_rpc("rank", LONG) == [0]
+    tree.close()
+    assert after.wait_closed(LONG)  # it has released the runtime, as the tree has
+    with pytest.raises(RuntimeFault, match="closed"):
+        Executor(Echo, 1, launch=launch, runtime=before.group.runtime)
 
 
 def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
