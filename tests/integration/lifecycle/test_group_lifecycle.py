@@ -21,7 +21,15 @@ from tests.support.options import Make
 from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
-from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
+from phalanx.actors import (
+    Executor,
+    Launch,
+    Layout,
+    Limits,
+    StopPolicy,
+    WorkerActor,
+    WorkerContext,
+)
 from phalanx.actors.health.hang_detector import HangDetector
 from phalanx.runtime import DevicePool, EventLoop, Runtime, usable_processors
 from phalanx.supervision import (
@@ -36,6 +44,17 @@ from phalanx.supervision import (
     UnknownMethod,
     WorkerDied,
 )
+
+
+class LateNote(WorkerActor):
+    """Says that it is being started, and is not for a long time."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        Path(self.gate).touch()
+        time.sleep(600)
 
 
 def test_the_layout_gives_ranks_their_coordinates_which_their_titles_show(make: Make) -> None:
@@ -55,6 +74,25 @@ def test_the_layout_gives_ranks_their_coordinates_which_their_titles_show(make: 
     titles = [Path(f"/proc/{info.pid}/cmdline").read_text() for info in ex.ranks]
     assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0,ep=1 #1")
     assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1,ep=0 #1")
+
+
+def test_an_executor_whose_runtime_is_closed_while_it_starts_gives_everything_back(
+    gate: Path,
+) -> None:
+    runtime = Runtime(console=None, stream=False)
+    errors: list[BaseException] = []
+
+    def build() -> None:
+        with pytest.raises(StartFailed) as caught:
+            Executor(LateNote, 1, args=(str(gate),), runtime=runtime, launch=Launch(preload=()))
+        errors.append(caught.value)
+
+    building = start_thread(build)
+    wait_until(gate.exists)  # the rank is in its `on_start`
+    runtime.close()
+
+    building.join(30)
+    assert len(errors) == 1
 
 
 def test_arguments_and_environment_are_shared_and_per_rank(make: Make) -> None:
