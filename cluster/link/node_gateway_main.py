@@ -109,13 +109,14 @@ class NodeGatewayProcess(GatewayProcess):
     def _next(self, due: float) -> float:
         refusals = [at for at, _, _ in self._pending_refusals.values()]
         asked = [at for at, _ in self._asked]
-        news = [self._reported_at + _NEWS] if self._new_beats else []
+        news = [self._reported_at + _NEWS] if self._new_beats and not self._backlog else []
         return super()._next(min([due, *refusals, *asked, *news]))
 
     def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
         match order:
             case {"ask": number}:
                 self._asked.append((now + _SETTLE, number))
+                self._be_back(now + _SETTLE)
             case {"admit": number, "key": key}:
                 node = _Node(number, now, Outbox(self._options.lost_after / _PIECES))
                 self._nodes[node.name] = node
@@ -149,9 +150,10 @@ class NodeGatewayProcess(GatewayProcess):
         super()._flush()
         while self._outputs and not self._backlog:
             self._send(self._outputs.popleft(), Taken())
+        if self._new_beats and not self._backlog:
+            self._be_back(self._reported_at + _NEWS)
 
-    def _go_on(self, now: float) -> None:
-        super()._go_on(now)
+    def _do_due(self, now: float) -> None:
         for key, (due, address, why) in list(self._pending_refusals.items()):
             if now >= due:
                 del self._pending_refusals[key]
@@ -167,7 +169,9 @@ class NodeGatewayProcess(GatewayProcess):
             super()._refuse(address, why)
             return
         self._pending_refusals = dict(list(self._pending_refusals.items())[-_MOST_REFUSALS:])
-        self._pending_refusals.setdefault(key, (time.monotonic() + _KEY, address, why))
+        due = time.monotonic() + _KEY
+        self._pending_refusals.setdefault(key, (due, address, why))
+        self._be_back(due)
 
     def _look_who_is_there(self, now: float) -> None:
         super()._look_who_is_there(now)
@@ -208,6 +212,7 @@ class NodeGatewayProcess(GatewayProcess):
                 if not node.is_silenced:
                     node.answered_at = now
                     self._new_beats[node.number] = now
+                    self._be_back(self._reported_at + _NEWS)
                     self._reply(route, Answer(number=number))
             case _ if route != node.route:
                 why = "another process has greeted with this key" if node.route else "it is refused"
@@ -224,7 +229,7 @@ class NodeGatewayProcess(GatewayProcess):
 
     def _reply(self, route: bytes, message: Message) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it has gone
-            self._router.send_multipart([route, *encode(message)], zmq.NOBLOCK)
+            self._send_message([route, *encode(message)])
 
     def _send_waiting(self, node: _Node, now: float) -> None:
         while (parts := node.outbox.next(now)) is not None:
@@ -237,7 +242,7 @@ class NodeGatewayProcess(GatewayProcess):
         if node.route is None or node.is_closed:
             return
         try:
-            self._router.send_multipart([node.route, *parts], zmq.NOBLOCK)
+            self._send_message([node.route, *parts])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise

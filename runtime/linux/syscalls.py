@@ -6,6 +6,7 @@ False. Imports the standard library only: the guardian uses it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -25,6 +26,9 @@ _PIDFD_GET_INFO = 0xC0000000 | (_INFO.size << 16) | (0xFF << 8) | 11
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 _TFD_TIMER_ABSTIME = 1
 # struct itimerspec: no interval, then seconds and nanoseconds.
@@ -86,6 +90,23 @@ def overwrite(address: int, text: bytes) -> None:
 def flush_c_streams() -> None:
     """Write what C's standard streams of this process still hold."""
     _libc.fflush(None)
+
+
+def keep_freed_memory(block: int, most: int) -> None:
+    """Have C's allocator keep *most* bytes that were freed in blocks of up to *block* bytes.
+
+    By default it gives such blocks back to the kernel, which clears their pages for the next one.
+    Without effect where the C library has no such setting.
+    """
+    with contextlib.suppress(AttributeError):
+        _libc.mallopt(_M_MMAP_THRESHOLD, block)
+        _libc.mallopt(_M_TRIM_THRESHOLD, most)
+
+
+def return_freed_memory() -> None:
+    """Give what C's allocator keeps back to the kernel."""
+    with contextlib.suppress(AttributeError):
+        _libc.malloc_trim(0)
 
 
 def boot_time() -> float:

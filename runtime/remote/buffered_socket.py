@@ -11,8 +11,6 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
-import zmq
-
 from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.wire.packet_decoder import Frame, receive, send, unbundle
 from phalanx.runtime.wire.packet_header import Kind
@@ -21,9 +19,6 @@ from phalanx.supervision import RuntimeFault
 if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader
 
-IN = int(zmq.POLLIN)  # plain numbers: arithmetic with ZeroMQ's own takes a microsecond
-OUT = int(zmq.POLLOUT)
-
 
 class BufferedSocket:
     """The socket *fd*, which belongs to this object from now on.
@@ -31,6 +26,7 @@ class BufferedSocket:
     Attributes:
         fd: Its number; -1 once it is closed.
         ended: The other side has closed its end, and everything it wrote has been read.
+        is_changed: That, or `is_backed_up`, may be another than when this was last set to False.
     """
 
     def __init__(self, fd: int, reader: ArenaReader | None = None) -> None:
@@ -41,6 +37,7 @@ class BufferedSocket:
         self._ahead: deque[Frame] = deque()  # of a packet that held several
         self.fd = fd
         self.ended = False
+        self.is_changed = True
 
     @property
     def is_backed_up(self) -> bool:
@@ -62,11 +59,13 @@ class BufferedSocket:
             except OSError as error:
                 raise RuntimeFault(f"a message was lost: {error}; raise `ulimit -n`") from error
         self._waiting.append((packet, file, counts))
+        self.is_changed = True
         return 0
 
     def flush(self) -> int:
         """Send what waits, as far as there is room; return what that counts."""
         left = 0
+        self.is_changed = True
         while self._waiting and self._sent(*self._waiting[0][:2]):
             _, file, counts = self._waiting.popleft()
             if file is not None:
@@ -86,8 +85,7 @@ class BufferedSocket:
             except ConnectionResetError:
                 continue  # it died with unread input; what it wrote before follows
             except OSError:
-                self.ended = True
-                return None
+                break
             if isinstance(frame, Frame):
                 if frame.kind != Kind.BUNDLE:
                     return frame
@@ -96,7 +94,9 @@ class BufferedSocket:
                     self._ahead.extend(frames[1:])
                     return frames[0]
             elif frame is not None:  # else none of ours
-                self.ended = True
+                break
+        if not self.ended:
+            self.ended = self.is_changed = True
         return None
 
     def finish(self) -> None:

@@ -35,10 +35,10 @@ from phalanx.runtime.linux.descriptors import receive_with_fds
 from phalanx.runtime.wire.progress_page import register_worker
 
 from .authenticator import Authenticator
-from .buffered_socket import IN, OUT
 from .in_flight_query import InFlightQuery
-from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies
+from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies, records
 from .remote_rank import RemoteRank
+from .zeromq import IN, OUT, MessageMemory, Readiness, descriptor, has_message, post, receive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,6 +98,7 @@ class _Relay:
         number: Its own, among all of the group.
         where: Its machine, as the driver counts them.
         route: The name under which ZeroMQ finds its connection; a secret of both sides.
+        unsent: What leaves in one message, once everything that has happened has been handled.
     """
 
     number: int
@@ -107,14 +108,13 @@ class _Relay:
     ranks: set[RemoteRank] = field(default_factory=set[RemoteRank])
     is_connected: bool = False
     is_lost: bool = False
+    unsent: list[bytes | memoryview] = field(default_factory=list[bytes | memoryview])
     bodies: SharedBodies = field(init=False)
+    name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = SharedBodies(self.link)
-
-    @property
-    def name(self) -> str:
-        return f"relay {self.number}"
+        self.name = f"relay {self.number}"
 
     @property
     def is_live(self) -> bool:
@@ -153,57 +153,88 @@ class GatewayProcess:
         self._queries = 0
         self._backlog: deque[bytes] = deque()  # for the driver, which may be stopped
         self._rejections: Counter[str] = Counter()
+        self._unsent: set[_Relay] = set()  # for which something is
         self._gone: set[_Relay] = set()  # whose connection has been closed
         self._looks = 0  # how often to look whose that is
         self._closed = 0  # connections that were closed, without those that were refused
         self._done = False
         self._link_fd = self._link.fileno()
-        self._poller = zmq.Poller()
-        for each in (self._authenticator.socket, self._monitor, self._router):
-            self._poller.register(each, IN)
+        self._sockets: dict[int, RemoteRank] = {}  # by descriptor
+        self._used: set[RemoteRank] = set()  # that something has happened to
+        self._is_settled = False  # nothing has that matters to all of them
+        self._is_frozen = False  # a rank has ended: no other begins a collective call
+        self._is_read = False  # since the last look at the router there was no use of it
+        self._next_at = 0.0  # when there is something to do at the latest
+        self._readiness = Readiness()
+        self._memory = MessageMemory()
+        self._router_fd, self._questions_fd, self._monitor_fd = (
+            descriptor(each) for each in (self._router, self._authenticator.socket, self._monitor)
+        )
+        for fd in (self._router_fd, self._questions_fd, self._monitor_fd):
+            self._readiness.watch(fd, IN)
+        for each in (self._authenticator.socket, self._monitor):
+            has_message(each)  # not yet, but without the question nothing would be told
         self._tell({"ready": self._bind(), "key": public.decode()})
 
     def run(self) -> None:
         """Pass on messages, until the driver closes the socket."""
         beat = self._options.heartbeat
         due = time.monotonic() + beat
+        self._readiness.watch(self._link_fd, IN)
         while not self._done:
-            self._poller.register(self._link_fd, IN | (OUT if self._backlog else 0))
-            ready = self._wait(due)
+            has_more = not self._is_read and has_message(self._router)
+            wait = 0.0 if has_more else max(0.0, self._next_at - time.monotonic())
+            ready = self._readiness.wait(wait)
             now = time.monotonic()
             if now > due + _PAUSE:
                 for relay in self._relays.values():
                     relay.link.last_received_at = now  # the pause was in this process
-            self._handle_ready(ready, now)
+            for fd, events in ready:
+                rank = self._sockets.get(fd)
+                if rank is not None:
+                    self._used.add(rank)
+                    rank.handle_ready(fd, events)
+                elif fd == self._router_fd:
+                    has_more = True
+                else:
+                    self._handle_other(fd, events, now)
+            if has_more:
+                self._listen(now)
             if now >= due:
                 due = now + beat
+                self._is_settled = False
                 self._look(now)
             self._go_on(now)
-            self._flush()
+            if self._backlog:
+                self._flush()
+                self._readiness.watch(self._link_fd, IN | (OUT if self._backlog else 0))
+            if now >= self._next_at:
+                self._do_due(now)
+                self._next_at = self._next(due)
 
     def close(self) -> None:
         """End the connection to every relay."""
         now = time.monotonic()
         for rank in self._ranks.values():
-            with contextlib.suppress(zmq.ZMQError):
-                self._say_bye(rank, now)
+            self._say_bye(rank, now)
             rank.close()
+        with contextlib.suppress(zmq.ZMQError):
+            self._send_all()
         self._router.disable_monitor()
         self._monitor.close()
         self._router.close()
         self._authenticator.socket.close()
         self._context.term()
+        self._readiness.close()
 
-    # --- waiting ------------------------------------------------------------------------
+    # --- what happens -------------------------------------------------------------------
 
-    def _wait(self, due: float) -> Mapping[Any, int]:
-        poller = self._poller
-        for rank in self._ranks.values():
-            for sock in (rank.data, rank.control):
-                wanted = 0 if sock.ended else IN | (OUT if sock.is_backed_up else 0)
-                poller.register(sock.fd, wanted)
-        wait = max(0.0, self._next(due) - time.monotonic())
-        return dict(poller.poll(int(wait * 1000) + 1))
+    def _be_back(self, at: float) -> None:
+        """Have another look at everything then, at the latest."""
+        self._next_at = min(self._next_at, at)
+
+    def _do_due(self, now: float) -> None:
+        """Do what was to be done by now; for subclasses."""
 
     def _next(self, due: float) -> float:
         """Return when something is to be done, at *due* at the latest."""
@@ -211,21 +242,14 @@ class GatewayProcess:
             due = min(due, self._query.until)
         return min(due, time.monotonic() + _SOON) if self._looks else due
 
-    def _handle_ready(self, ready: Mapping[Any, int], now: float) -> None:
-        if ready.get(self._link_fd, 0) & ~OUT:
+    def _handle_other(self, fd: int, events: int, now: float) -> None:
+        """Handle what is ready and belongs to no rank."""
+        if fd == self._link_fd and events & ~OUT:
             self._take_orders(now)
-        if self._authenticator.socket in ready:
+        elif fd == self._questions_fd:
             self._authenticator.answer(self._refuse)
-        if self._monitor in ready:
+        elif fd == self._monitor_fd:
             self._watch()
-        if self._router in ready:
-            self._listen(now)
-        for rank in list(self._ranks.values()):
-            events = ready.get(rank.data.fd, 0) | ready.get(rank.control.fd, 0)
-            if events & OUT:
-                rank.flush()
-            if events & ~OUT:
-                rank.read()
 
     def _go_on(self, now: float) -> None:
         """Do what can be done now, after whatever has happened."""
@@ -235,21 +259,53 @@ class GatewayProcess:
             self._listen(now, everything=True)  # what they sent before comes first
             self._lose_relay(self._gone.pop(), "the connection was closed", now)
         if self._query is not None and self._query.is_over(now):
-            self._query = None
-        for rank in list(self._ranks.values()):
-            if rank.data.ended or rank.control.ended:  # the driver is done with it
-                self._let_go(rank, now)
-            elif rank.ended and self._query is None:
-                rank.release()
-        frozen = any(rank.ended and rank.greeted for rank in self._ranks.values())
-        live = [rank for rank in self._ranks.values() if not rank.ended and rank.connected]
+            self._query, self._is_settled = None, False
+        used, self._used = self._used, set()
+        for rank in used:
+            if rank.data.ended or rank.control.ended:
+                self._is_settled = False
+        if not self._is_settled:
+            used = self._consider_all(now)
+        live = [rank for rank in used if rank.connected and not rank.ended]
         for rank in live:
-            rank.hand_over(frozen=frozen)
+            if rank.held:
+                rank.hand_over(frozen=self._is_frozen)
         for relay in self._relays.values():
-            if relay.is_live:
+            if relay.bodies.left and relay.is_live:
                 relay.bodies.pump(now)
+                live.extend(relay.ranks - used)
         for rank in live:
             rank.line.pump(now)
+        for rank in used:
+            self._watch_sockets(rank)
+        self._send_all()
+
+    def _send_all(self) -> None:
+        """Send what is unsent."""
+        for relay in self._unsent:
+            if relay.unsent:
+                self._send_unsent(relay)
+        self._unsent.clear()
+
+    def _consider_all(self, now: float) -> set[RemoteRank]:
+        """Let ranks go, and return the others: what has happened to one may let another go on."""
+        while not self._is_settled:
+            self._is_settled = True
+            for rank in list(self._ranks.values()):
+                if rank.data.ended or rank.control.ended:  # the driver is done with it
+                    self._let_go(rank, now)
+                elif rank.ended and self._query is None:
+                    rank.release()
+        self._is_frozen = any(rank.ended and rank.greeted for rank in self._ranks.values())
+        return set(self._ranks.values())
+
+    def _watch_sockets(self, rank: RemoteRank) -> None:
+        """Wait for what *rank* can do next with its sockets."""
+        for sock in (rank.data, rank.control):
+            if sock.is_changed:
+                sock.is_changed = False
+                wanted = 0 if sock.ended else IN | (OUT if sock.is_backed_up else 0)
+                self._readiness.watch(sock.fd, wanted)
 
     # --- the driver ---------------------------------------------------------------------
 
@@ -298,7 +354,9 @@ class GatewayProcess:
                 os.close(fd)
             return
         named = dict(zip(names, fds, strict=True))
-        self._ranks[number] = RemoteRank(number, where, named, now)
+        rank = self._ranks[number] = RemoteRank(number, where, named, now)
+        self._sockets[rank.data.fd] = self._sockets[rank.control.fd] = rank
+        self._used.add(rank)
 
     def _tell(self, head: dict[str, Any], raw: bytes = b"") -> None:
         """Tell the driver: *head* as JSON, and the line *raw* as it is."""
@@ -313,21 +371,43 @@ class GatewayProcess:
     # --- the ranks ----------------------------------------------------------------------
 
     def _post(self, relay: _Relay, parts: Sequence[bytes | memoryview]) -> None:
+        if len(parts) == 1:
+            relay.unsent.append(parts[0])
+            self._unsent.add(relay)
+            return
+        # A piece leaves alone: the other end puts it down before the next has come.
+        self._memory.is_used = True
+        if relay.unsent:
+            self._send_unsent(relay)
+        self._send_to(relay, parts)
+
+    def _send_unsent(self, relay: _Relay) -> None:
+        parts, relay.unsent = relay.unsent, []
+        self._send_to(relay, parts)
+
+    def _send_to(self, relay: _Relay, parts: Sequence[bytes | memoryview]) -> None:
         try:
-            self._router.send_multipart([relay.route, *parts], zmq.NOBLOCK)
+            self._send_message([relay.route, *parts])
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             if not relay.is_lost:
                 self._gone.add(relay)
+                self._be_back(0.0)
+
+    def _send_message(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send a message: the route to its receiver, and what that gets."""
+        self._is_read = False
+        post(self._router, parts)
 
     def _listen(self, now: float, *, everything: bool = False) -> None:
+        self._is_read = False
         for _ in itertools.count() if everything else range(_AT_ONCE):
             try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, *parts = receive(self._router)
             except zmq.Again:
+                self._is_read = True
                 return
-            route, *parts = frames
             name = _name_of(parts)
             relay = self._relays.get(route.bytes)
             if relay is None or name != relay.name:
@@ -336,7 +416,12 @@ class GatewayProcess:
             elif relay.is_lost:
                 relay.link.say(Say.BYE, BODIES, now=now)  # it is to end, for its ranks are lost
             else:
-                self._receive_relay(relay, [frame.buffer for frame in parts], now)
+                self._memory.is_used |= len(parts) > 1
+                for record in records([frame.buffer for frame in parts]):
+                    self._receive_relay(relay, record, now)
+            if not has_message(self._router):
+                self._is_read = True
+                return
 
     def _receive_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:  # noqa: ARG002  # for subclasses
         """Handle a message of the peer *name*, which is no relay; False if it is malformed."""
@@ -357,6 +442,7 @@ class GatewayProcess:
         if rank not in relay.ranks and not is_new:
             self._count_malformed()
         elif not rank.ended:
+            self._used.add(rank)
             what = self._take(rank.line, parts)
             match what:
                 case Delivery() if not is_new:
@@ -402,6 +488,7 @@ class GatewayProcess:
     def _look(self, now: float) -> None:
         """Send signs of life, and lose relays that have sent none."""
         options = self._options
+        self._memory.trim_if_idle(now)
         for rank in self._ranks.values():
             rank.trim_if_idle(now)
             if not rank.ended and not rank.connected and now - rank.made_at > _CONNECT:
@@ -454,17 +541,22 @@ class GatewayProcess:
             self._begin_query(rank, now)
 
     def _begin_query(self, ended: RemoteRank, now: float) -> None:
+        self._is_settled = False
         if self._query is not None:
             self._query.lost(ended)
         if ended.greeted:
             self._queries += 1
             self._query = InFlightQuery(self._queries, ended, self._ranks.values(), now)
+            self._be_back(now)
 
     def _let_go(self, rank: RemoteRank, now: float) -> None:
         """The driver is done with *rank*."""
-        self._poller.register(rank.data.fd, 0)
-        self._poller.register(rank.control.fd, 0)
+        self._is_settled = False
+        for sock in (rank.data, rank.control):
+            self._readiness.watch(sock.fd, 0)
+            del self._sockets[sock.fd]
         del self._ranks[rank.number]
+        self._used.discard(rank)
         for relay in self._relays.values():
             relay.ranks.discard(rank)
         if self._query is not None:
@@ -489,6 +581,7 @@ class GatewayProcess:
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._looks = _LOOKS
+                self._be_back(0.0)
                 self._closed += 1
                 continue
             self._closed -= 1  # ZeroMQ reports it as closed, too

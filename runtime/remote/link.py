@@ -43,7 +43,7 @@ from phalanx.runtime.wire.packet_header import (
 from phalanx.supervision import MessageTooLarge, RuntimeFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from phalanx.runtime.memory.arena import Arena, Extent
 
@@ -116,8 +116,8 @@ PIECE = 512 * 1024
 LARGEST = PIECE + 64 * 1024
 """Bytes that no message of ours exceeds; a peer that sends more is cut off."""
 
-_HEAD = struct.Struct("<BBQQQ")
-"""say, lane, line, and two numbers"""
+_HEAD = struct.Struct("<BBQQQQ")
+"""say, lane, line, two numbers, and how many messages of that line have been taken in all"""
 
 _ACK_EVERY = WINDOW // 4
 _LEAST = 32 * 1024  # bytes of a piece
@@ -143,7 +143,7 @@ class Say(IntEnum):
     OPEN = 1  # the rank's side is there
     PACKET = 2  # for a lane; the size of the body that follows in pieces; the body it refers to
     PIECE = 3
-    TAKEN = 4  # how many messages have been taken in all
+    TAKEN = 4  # nothing but what every message of a line says: how many have been taken
     BEAT = 5
     ASK = 6  # which call has the worker begun? the number of the question
     RECALL = 7  # the same, and let it begin none behind the call named
@@ -159,7 +159,7 @@ class Delivery:
 
     Attributes:
         head: The frame's header: magic, kind, flags, epoch, call id, incarnation, extra.
-        body: The packet without its header.
+        sent: The packet as it was sent, without its large body.
         large: The large body; to be closed when it has been sent on.
         shared: The number of the body that it refers to; 0 for none.
         error: Why there is none here.
@@ -167,18 +167,25 @@ class Delivery:
 
     lane: Lane
     head: tuple[int, ...]
-    body: bytes
+    sent: bytes
     large: Payload | None = None
     shared: int = 0
     error: Exception | None = None
 
+    @property
+    def body(self) -> bytes:
+        """The packet without its header and its large body."""
+        return self.sent[HEADER.size :]
+
     def packet(self, *, flags: int = 0, incarnation: int | None = None) -> bytes:
         """Return the packet for the next socket: *flags* added, *incarnation* replaced."""
+        if self.large is None and not flags and incarnation is None:
+            return self.sent
         magic, kind, given, epoch, call_id, own, extra = self.head
         tail = self.body
         if self.large is not None:
             flags |= self.large.flags
-            tail = self.large.tail + self.body
+            tail = self.large.tail + tail
         number = own if incarnation is None else incarnation
         return HEADER.pack(magic, kind, given | flags, epoch, call_id, number, extra) + tail
 
@@ -192,11 +199,15 @@ class _Outgoing:
     at: int = -1  # bytes of the body sent; -1: not even the packet
 
 
+_PACKET, _PIECE = int(Say.PACKET), int(Say.PIECE)  # plain numbers take less time to compare
+_PIECE_BYTE = bytes([_PIECE])
+
+
 class Link:
     """One end of a connection. Used by one thread.
 
     Args:
-        post: Hands a message to ZeroMQ.
+        post: Sends a message; those of one part may leave as parts of one, see `records`.
 
     Attributes:
         last_received_at: When a message last arrived, in seconds on the monotonic clock.
@@ -209,9 +220,11 @@ class Link:
         self.last_received_at = now
         self.spoke_at = now
 
-    def say(self, what: Say, line: int, number: int = 0, call: int = 0, *, now: float) -> None:
+    def say(
+        self, what: Say, line: int, number: int = 0, call: int = 0, taken: int = 0, *, now: float
+    ) -> None:
         """Send a message that needs no room in a window."""
-        self.post([_HEAD.pack(what, 0, line, number, call)])
+        self.post([_HEAD.pack(what, 0, line, number, call, taken)])
         self.spoke_at = now
 
     def beat(self, now: float) -> None:
@@ -224,9 +237,18 @@ class Link:
         """Note that a message has come; return the number of its line, `BODIES` for noise too."""
         self.last_received_at = now
         self._beats = 0
-        is_ours = parts and parts[0].nbytes == _HEAD.size
-        number: int = _HEAD.unpack(parts[0])[2] if is_ours else BODIES
+        head = parts[0] if parts else memoryview(b"")
+        if head.nbytes != _HEAD.size and not (head.nbytes > _HEAD.size and head[0] == _PACKET):
+            return BODIES
+        number: int = _HEAD.unpack_from(head)[2]
         return number
+
+
+def records(parts: Sequence[memoryview]) -> Iterable[Sequence[memoryview]]:
+    """Return what was posted one by one and has come together, as the message *parts*."""
+    if len(parts) > 1 and parts[0][:1] != _PIECE_BYTE:
+        return [(part,) for part in parts]
+    return (parts,)
 
 
 class SharedBody:
@@ -251,6 +273,7 @@ class SharedBodies:
 
     Attributes:
         line: The one on which they travel.
+        left: Those that are yet to be sent or forgotten: where there are none, nor is `pump`.
     """
 
     def __init__(self, link: Link) -> None:
@@ -259,17 +282,15 @@ class SharedBodies:
         self._link = link
         self._numbers = self._looked_at = 0
         self._open: SharedBody | None = None
-        self._left: list[SharedBody] = []  # still to be reported to the other end
+        self.left: list[SharedBody] = []
 
-    def refer(self, frame: Frame) -> SharedBody | None:
+    def refer(self, frame: LargeFrame) -> SharedBody | None:
         """Return the body of *frame*, which is used up then; None if it is that frame's alone.
 
         Raises:
             ValueError, OSError, MemoryError: it cannot be read.
         """
-        if not isinstance(frame, LargeFrame) or not frame.flags & Flag.COLLECTIVE:
-            return None
-        if frame.kind != Kind.CALL:
+        if frame.kind != Kind.CALL or not frame.flags & Flag.COLLECTIVE:
             return None
         place: object = frame.body[: IN_ARENA.size]
         if frame.flags & Flag.FILE:
@@ -282,7 +303,7 @@ class SharedBodies:
             self.shut()
             self._numbers += 1
             body = self._open = SharedBody(self._numbers, key)
-            self._left.append(body)
+            self.left.append(body)
             self.line.send_body(body, view)
         else:
             frame.drop()
@@ -304,9 +325,9 @@ class SharedBodies:
     def pump(self, now: float) -> None:
         """Send what there is room for, and say which bodies nothing will refer to any longer."""
         self.line.pump(now)
-        for body in self._left[:]:
+        for body in self.left[:]:
             if body.is_sent and not body.is_open and not body.refers:
-                self._left.remove(body)
+                self.left.remove(body)
                 self._link.say(Say.FORGET, BODIES, body.number, now=now)
 
 
@@ -372,10 +393,12 @@ class Line:
             frame.incarnation,
             frame.extra,
         )
-        packet = head + (frame.inline if isinstance(frame, LargeFrame) else frame.body)
+        if not isinstance(frame, LargeFrame):
+            self._out.append(_Outgoing(lane, head + frame.body))
+            return
         shared = None if bodies is None else bodies.refer(frame)
         body = frame.large() if shared is None else None
-        self._out.append(_Outgoing(lane, packet, body, shared))
+        self._out.append(_Outgoing(lane, head + frame.inline, body, shared))
 
     def send_packet(self, lane: Lane, packet: bytes) -> None:
         """Send a packet that has no large body."""
@@ -389,18 +412,22 @@ class Line:
     def say(self, what: Say, number: int = 0, call: int = 0, *, now: float) -> None:
         """Send a message that needs no room in the window."""
         if self._link is not None:
-            self._link.say(what, self.number, number, call, now=now)
+            self._acknowledged = self._taken
+            self._link.say(what, self.number, number, call, self._taken, now=now)
 
     def pump(self, now: float) -> None:
         """Send what the window has room for, and say what has been taken."""
         link = self._link
         if link is None:
             return
+        if self._out:
+            self._send_waiting(link, now)
         if self._taken - self._acknowledged >= _ACK_EVERY:
-            self._acknowledged = self._taken
-            self.say(Say.TAKEN, self._taken, now=now)
+            self.say(Say.TAKEN, now=now)
+
+    def _send_waiting(self, link: Link, now: float) -> None:
         out = self._out
-        if out and out[0].at > 0 and (count := self._taken_there - self._paced) > 0:
+        if out[0].at > 0 and (count := self._taken_there - self._paced) > 0:
             took = (now - self._paced_at) / count
             size = 2 * self._size if took < _PACE / 2 else self._size
             self._size = min(max(size // 2 if took > _PACE else size, _LEAST), PIECE)
@@ -409,20 +436,20 @@ class Line:
             first = out[0]
             body, shared = first.body, first.shared
             size = 0 if body is None else body.nbytes
+            refers_to = 0
             if first.at < 0:
-                refers_to = 0
                 if shared is not None and body is None:
                     if not shared.is_sent:
                         break
                     shared.refers -= 1
                     refers_to = shared.number
-                head = _HEAD.pack(Say.PACKET, first.lane, self.number, size, refers_to)
-                link.post([head, first.packet])
+                head = self._head(_PACKET, first.lane, size, refers_to)
+                link.post([head + first.packet])
                 first.at = 0
                 self._paced, self._paced_at = self._taken_there, now
             elif body is not None:
                 piece = body[first.at : first.at + self._size]
-                link.post([_HEAD.pack(Say.PIECE, first.lane, self.number, 0, 0), piece])
+                link.post([self._head(_PIECE, first.lane, 0, 0), piece])
                 first.at += piece.nbytes
             self._posted += 1
             link.spoke_at = now
@@ -431,6 +458,10 @@ class Line:
                 if shared is not None and body is not None:
                     shared.is_sent = True
 
+    def _head(self, what: int, lane: int, size: int, refers_to: int) -> bytes:
+        self._acknowledged = self._taken
+        return _HEAD.pack(what, lane, self.number, size, refers_to, self._taken)
+
     # --- receiving ----------------------------------------------------------------------
 
     def take(self, parts: Sequence[memoryview]) -> Delivery | tuple[Say, int, int] | None:
@@ -438,17 +469,20 @@ class Line:
 
         A packet counts as taken only once `taken` has been called.
         """
-        match parts:
-            case [head]:
-                return self._said(head)
-            case [head, content] if head.nbytes == _HEAD.size:
-                what, lane, _, size, refers_to = _HEAD.unpack(head)
-                if what == Say.PACKET and self._arriving is None:
-                    return self._packet(lane, content, size, refers_to)
-                if what == Say.PIECE and self._arriving is not None:
-                    return self._piece(content)
-            case _:
-                pass
+        head = parts[0] if parts else memoryview(b"")
+        if head.nbytes >= _HEAD.size:
+            what, lane, _, number, other, taken = _HEAD.unpack_from(head)
+            if taken > self._posted:
+                self.malformed += 1
+                return None
+            self._taken_there = max(self._taken_there, taken)
+            if len(parts) == 1:
+                if what == _PACKET and self._arriving is None:
+                    return self._packet(lane, head[_HEAD.size :], number, other)
+                if head.nbytes == _HEAD.size:
+                    return self._said(what, number, other)
+            elif len(parts) == 2 and what == _PIECE and self._arriving is not None:
+                return self._piece(parts[1])
         self.malformed += 1
         return None
 
@@ -467,27 +501,23 @@ class Line:
             self._incoming.close()
             self._incoming = None
 
-    def _said(self, head: memoryview) -> tuple[Say, int, int] | None:
-        if head.nbytes == _HEAD.size:
-            what, _, _, number, call = _HEAD.unpack(head)
-            if what == Say.TAKEN:
-                if self._taken_there <= number <= self._posted:
-                    self._taken_there = number
-                    return None
-            elif what not in (Say.PACKET, Say.PIECE) and what in _SAYINGS:
-                return Say(what), number, call
+    def _said(self, what: int, number: int, call: int) -> tuple[Say, int, int] | None:
+        if what == Say.TAKEN:
+            return None
+        if what not in (_PACKET, _PIECE) and what in _SAYINGS:
+            return Say(what), number, call
         self.malformed += 1
         return None
 
     def _packet(self, lane: int, content: memoryview, size: int, refers_to: int) -> Delivery | None:
-        is_ours = lane in _LANES and (lane == Lane.BODY) == (self.number == BODIES)
+        of = _LANES.get(lane)
         head = _head_of(content)
-        if not is_ours or head is None or self._arena is None:
+        is_in_place = (of is Lane.BODY) == (self.number == BODIES)
+        if of is None or head is None or not is_in_place or self._arena is None:
             self.malformed += 1
             self._taken += 1
             return None
-        body = bytes(content[HEADER.size :])
-        delivery = Delivery(Lane(lane), head, body, shared=refers_to)
+        delivery = Delivery(of, head, bytes(content), shared=refers_to)
         if not size:
             return delivery
         # What comes beside the calls is read without the arena, and a state is kept for long.
@@ -520,4 +550,4 @@ def _head_of(content: memoryview) -> tuple[int, ...] | None:
 
 
 _SAYINGS = frozenset(Say)
-_LANES = frozenset(Lane)
+_LANES = {int(lane): lane for lane in Lane}

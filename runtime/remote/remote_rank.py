@@ -24,6 +24,7 @@ from phalanx.supervision import RuntimeFault
 
 from .buffered_socket import BufferedSocket
 from .link import Delivery, Lane, Line, Link, SharedBodies
+from .zeromq import OUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ class RemoteRank:
         where: The machine that it is on.
         bodies: Those that the ranks behind the same link are sent; None until it is connected.
         trim_if_idle: See `Arena.trim_if_idle`, of its answers.
+        connected: Its relay has sent a message.
+        held: Calls that it has not been handed, in order, and what must come behind them.
         greeted: It has greeted the driver, so it may be sent calls.
         running: The call it has been handed and has not ended; 0 for none.
         recallable: Whether that one can be withdrawn as long as it has not begun.
@@ -67,7 +70,8 @@ class RemoteRank:
         self.line = Line(number, self._exchange.arena)
         self.bodies: SharedBodies | None = None
         self.trim_if_idle = self._exchange.arena.trim_if_idle
-        self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
+        self.connected = False
+        self.held: deque[Frame] = deque()
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
         self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made
         self._received = 0  # the latest call: the driver may send one twice, and numbers grow
@@ -81,23 +85,28 @@ class RemoteRank:
         self.why = ""
         self.released = False
 
-    @property
-    def connected(self) -> bool:
-        """Whether its relay has sent a message."""
-        return self.bodies is not None
-
     def connect(self, link: Link, bodies: SharedBodies) -> None:
         """Note that its side is behind *link*."""
         self.line.attach(link)
         self.bodies = bodies
+        self.connected = True
 
     # --- from the driver ----------------------------------------------------------------
 
-    def read(self) -> None:
-        """Take what the driver has sent."""
-        while (frame := self.control.receive()) is not None:
-            if not self.ended:
-                self._send(Lane.CONTROL, frame)
+    def handle_ready(self, fd: int, events: int) -> None:
+        """Take what the driver has sent to that socket, and send it what waited for room."""
+        if events & OUT:
+            self.line.taken(self.data.flush() + self.control.flush())
+        if events & ~OUT:
+            if fd == self.data.fd:
+                self.read_data()
+            else:
+                while (frame := self.control.receive()) is not None:
+                    if not self.ended:
+                        self._send(Lane.CONTROL, frame)
+
+    def read_data(self) -> None:
+        """Take calls, and what belongs to them."""
         while (frame := self.data.receive()) is not None:
             if self.ended or frame.kind == Kind.HELLO:  # the rank's side has greeted it already
                 frame.drop()
@@ -107,8 +116,8 @@ class RemoteRank:
             elif frame.kind == Kind.GO_ON and frame.call_id == self._holds:
                 self._holds = 0
             elif frame.kind == Kind.STOP and self._holds:
-                while self._held:  # it is to begin none of these
-                    self._held.popleft().drop()
+                while self.held:  # it is to begin none of these
+                    self.held.popleft().drop()
                 self._send(Lane.DATA, frame)
                 continue
             if frame.kind == Kind.CALL:
@@ -117,15 +126,15 @@ class RemoteRank:
                     continue
                 self._received = frame.call_id
             if frame.kind not in _BESIDE:
-                self._held.append(frame)
-            elif any(each.call_id == frame.call_id for each in self._held):
+                self.held.append(frame)
+            elif any(each.call_id == frame.call_id for each in self.held):
                 self._said.setdefault(frame.call_id, []).append(frame)
             else:
                 self._send(Lane.DATA, frame)
 
     def hand_over(self, *, frozen: bool) -> None:
         """Let it have the next call if it is free; not a collective one where that is *frozen*."""
-        held = self._held
+        held = self.held
         while held and not self.ended and self.connected:
             frame = held[0]
             if frame.kind != Kind.CALL:  # a running one may need it: a stream that is to end
@@ -190,10 +199,6 @@ class RemoteRank:
             packet = error_packet(error, delivery.head, incarnation, answer)
             self.line.taken(sock.send(packet, counts=1))
 
-    def flush(self) -> None:
-        """Send the driver what waited for room."""
-        self.line.taken(self.data.flush() + self.control.flush())
-
     # --- its end ------------------------------------------------------------------------
 
     def end(self, begun: int | None, why: str = "") -> None:
@@ -219,8 +224,8 @@ class RemoteRank:
 
     def close(self) -> None:
         """Give everything back."""
-        while self._held:
-            self._held.popleft().drop()
+        while self.held:
+            self.held.popleft().drop()
         self.line.close()
         self.data.close()
         self.control.close()
@@ -232,7 +237,7 @@ class RemoteRank:
 
     def _pace(self, call_id: int, *, wanted: int = 0, made: int = 0) -> None:
         """Have the page say how long a stream takes for an item, as the rank's own would."""
-        if call_id != self.running and all(each.call_id != call_id for each in self._held):
+        if call_id != self.running and all(each.call_id != call_id for each in self.held):
             return  # it has ended: what came after its last item would be kept for ever
         before = self._items.get(call_id, (0, 0))
         wanted, made = self._items[call_id] = max(wanted, before[0]), max(made, before[1])

@@ -13,6 +13,7 @@ their threads.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import signal
@@ -31,10 +32,11 @@ from phalanx.runtime.wire.packet_header import Flag, Kind
 from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.supervision import RuntimeFault
 
-from .buffered_socket import IN, OUT, BufferedSocket
-from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say
+from .buffered_socket import BufferedSocket
+from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say, records
 from .remote_rank import error_packet
 from .worker_relay import LINK_TIMED_OUT, UNREACHED
+from .zeromq import IN, OUT, MessageMemory, Readiness, descriptor, has_message, post, receive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,32 +77,33 @@ class _WorkerSlot:
         self.line.attach(link)
         self._round = 0
         self._incarnation = 0
-        self._end_reported = False
-        self.ended_at: float | None = None
+        self.had_room = True  # when it was last waited for
+        self.ended_at = math.inf
+        self.is_end_reported = False
         self.is_done = False
 
     @property
-    def next_look(self) -> float | None:
-        """When its exit is checked again; None: it has not ended, or is reported."""
-        return None if self.ended_at is None or self._end_reported else self.ended_at + _END
+    def next_look(self) -> float:
+        """When its exit is checked again, once it has ended."""
+        return self.ended_at + _END
 
     # --- from the worker ----------------------------------------------------------------
 
-    def read_worker(self, ready: Mapping[Any, int]) -> None:
-        """Take what has come, as far as there is room for it."""
-        both = (self.data, self.control)
-        events = [ready.get(sock.fd, 0) for sock in both]
-        for sock, event in zip(both, events, strict=True):
-            if event & OUT:
-                self.line.taken(sock.flush())
-        if events[0] & ~OUT:
+    def read_worker(self, fd: int, events: int) -> None:
+        """Take what has come from that socket, as far as there is room for it."""
+        is_data = fd == self.data.fd
+        if events & OUT:
+            self.line.taken((self.data if is_data else self.control).flush())
+        if not events & ~OUT:
+            return
+        if is_data:
             self._read_data()
-        if events[1] & ~OUT:
-            while self.line.has_room and (frame := self.control.receive()) is not None:
-                if frame.kind == Kind.READY:
-                    # Its greeting, on the other socket, must be there first.
-                    self._read_data(everything=True)
-                self.line.send(Lane.CONTROL, frame)
+            return
+        while self.line.has_room and (frame := self.control.receive()) is not None:
+            if frame.kind == Kind.READY:
+                # Its greeting, on the other socket, must be there first.
+                self._read_data(everything=True)
+            self.line.send(Lane.CONTROL, frame)
 
     def _read_data(self, *, everything: bool = False) -> None:
         while everything or self.line.has_room:
@@ -118,13 +121,12 @@ class _WorkerSlot:
 
     def look_for_end(self, now: float) -> None:
         """Report the worker's end, once everything it wrote has been sent."""
-        if self._end_reported or not (self.data.ended or self.control.ended):
+        if self.is_end_reported:
             return
-        if self.ended_at is None:
-            self.ended_at = now
+        self.ended_at = min(self.ended_at, now)
         both = self.data.ended and self.control.ended
-        if (both or now >= self.ended_at + _END) and self.line.is_empty:
-            self._end_reported = True
+        if (both or now >= self.next_look) and self.line.is_empty:
+            self.is_end_reported = True
             self.line.say(Say.END, 0, self._page.begun, now=now)
 
     # --- from the driver's side -----------------------------------------------------------
@@ -224,28 +226,48 @@ class _Relay:
             self._socket.setsockopt(option, value)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._has_received = False
+        self._is_cut = False
         self._socket.connect(invitation.endpoint)
-        self._poller = zmq.Poller()
-        for each in (self._socket, self._owner.fileno()):
-            self._poller.register(each, IN)
+        self._workers: dict[int, _WorkerSlot] = {}  # by descriptor
+        self._used: set[_WorkerSlot] = set()  # that something has happened to
+        self._ending: set[_WorkerSlot] = set()  # whose end is not reported yet
+        self._is_read = False  # since the last look at the link there was no use of it
+        self._unsent: list[bytes | memoryview] = []  # what leaves in one message
+        self._readiness = Readiness()
+        self._memory = MessageMemory()
+        self._owner_fd, self._socket_fd, self._monitor_fd = (
+            self._owner.fileno(),
+            descriptor(self._socket),
+            descriptor(self._monitor),
+        )
+        for fd in (self._owner_fd, self._socket_fd):
+            self._readiness.watch(fd, IN)
 
     def run(self) -> int:
         """Pass on what comes; return the exit code."""
         beat = self._invitation.heartbeat
         due = time.monotonic() + beat
         while not self._is_done:
-            ready = self._wait(due)
+            has_more = not self._is_read and has_message(self._socket)
+            until = min([due, *(slot.next_look for slot in self._ending)]) if self._ending else due
+            ready = self._readiness.wait(0.0 if has_more else max(0.0, until - time.monotonic()))
             now = time.monotonic()
             if now > due + _PAUSE:
                 self._link.last_received_at = now  # the pause was in this process
-            if self._owner.fileno() in ready:
-                self._obey(now)
-            if self._socket in ready:
+            for fd, events in ready:
+                slot = self._workers.get(fd)
+                if slot is not None:
+                    self._used.add(slot)
+                    slot.read_worker(fd, events)
+                elif fd == self._socket_fd:
+                    has_more = True
+                elif fd == self._owner_fd:
+                    self._obey(now)
+                else:
+                    self._is_cut = has_message(self._monitor)
+            if has_more:
                 self._listen(now)
-            for slot in self._slots.values():
-                slot.read_worker(ready)
-                slot.look_for_end(now)
-            if self._monitor in ready and self._has_received:
+            if self._is_cut:
                 # ZeroMQ would connect anew, but what was on its way is lost.
                 self._socket.setsockopt(zmq.LINGER, 0)
                 return 0
@@ -259,11 +281,8 @@ class _Relay:
                 if now - self._link.spoke_at >= beat / 2:
                     self._link.beat(now)
                 self._arena.trim_if_idle(now)
-            self._bodies_line.pump(now)
-            for number, slot in list(self._slots.items()):
-                slot.line.pump(now)
-                if slot.is_done:
-                    self._release_slot(number)
+                self._memory.trim_if_idle(now)
+            self._go_on(now)
         return 0
 
     def close(self) -> None:
@@ -272,25 +291,41 @@ class _Relay:
         self._monitor.close()
         self._socket.close()
         self._context.term()
+        self._readiness.close()
         self._bodies_line.close()
         for slot in self._slots.values():
             slot.close()
 
-    # --- waiting ------------------------------------------------------------------------
+    # --- the workers ----------------------------------------------------------------------
 
-    def _wait(self, due: float) -> Mapping[Any, int]:
-        poller = self._poller
-        if self._has_received:
-            poller.register(self._monitor, IN)
-        for slot in self._slots.values():
-            # A worker that answers quicker than the link carries waits in its own send.
-            wanted = IN if slot.line.has_room else 0
-            for sock in (slot.data, slot.control):
-                out = OUT if sock.is_backed_up else 0
-                poller.register(sock.fd, 0 if sock.ended else wanted | out)
-            due = min(due, slot.next_look or due)
-        wait = max(0.0, due - time.monotonic())
-        return dict(poller.poll(int(wait * 1000) + 1))
+    def _go_on(self, now: float) -> None:
+        """Send what there is room for, and wait for what each worker can do next."""
+        used, self._used = self._used, set()
+        if self._ending:
+            used |= self._ending
+        for slot in used:
+            slot.line.pump(now)
+            if slot.is_done:
+                self._release_slot(slot)
+                continue
+            if slot.data.ended or slot.control.ended:
+                slot.look_for_end(now)
+                if slot.is_end_reported:
+                    self._ending.discard(slot)
+                else:
+                    self._ending.add(slot)
+            self._watch_sockets(slot)
+        self._send_unsent()
+
+    def _watch_sockets(self, slot: _WorkerSlot) -> None:
+        # A worker that answers quicker than the link carries waits in its own send.
+        has_room = slot.line.has_room
+        for sock in (slot.data, slot.control):
+            if sock.is_changed or has_room is not slot.had_room:
+                sock.is_changed = False
+                wanted = (IN if has_room else 0) | (OUT if sock.is_backed_up else 0)
+                self._readiness.watch(sock.fd, 0 if sock.ended else wanted)
+        slot.had_room = has_room
 
     # --- the owner ----------------------------------------------------------------------
 
@@ -312,32 +347,60 @@ class _Relay:
             number = int(order["seat"])
             named = dict(zip(order["fds"], fds, strict=True))
             slot = self._slots[number] = _WorkerSlot(number, named, self._arena, self._link)
+            self._workers[slot.data.fd] = self._workers[slot.control.fd] = slot
+            self._used.add(slot)
             slot.line.say(Say.OPEN, now=now)
 
-    def _release_slot(self, number: int) -> None:
-        slot = self._slots.pop(number)
+    def _release_slot(self, slot: _WorkerSlot) -> None:
+        del self._slots[slot.line.number]
+        self._ending.discard(slot)
         for sock in (slot.data, slot.control):
-            self._poller.register(sock.fd, 0)
+            self._readiness.watch(sock.fd, 0)
+            del self._workers[sock.fd]
         slot.close()
 
     # --- the driver's side ----------------------------------------------------------------
 
     def _post(self, parts: Sequence[bytes | memoryview]) -> None:
-        self._socket.send_multipart(parts, zmq.NOBLOCK)
+        if len(parts) == 1:
+            self._unsent.append(parts[0])
+            return
+        # A piece leaves alone: the other end puts it down before the next has come.
+        self._memory.is_used = True
+        self._send_unsent()
+        self._is_read = False
+        post(self._socket, parts)
+
+    def _send_unsent(self) -> None:
+        if self._unsent:
+            parts, self._unsent = self._unsent, []
+            self._is_read = False
+            post(self._socket, parts)
 
     def _listen(self, now: float) -> None:
+        self._is_read = False
         for _ in range(_AT_ONCE):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = receive(self._socket)
             except zmq.Again:
+                self._is_read = True
                 return
-            self._has_received = True
-            parts = [frame.buffer for frame in frames]
-            number = self._link.note_received(parts, now)
-            if number == BODIES:
-                self._take_body(parts)
-            elif slot := self._slots.get(number):
-                slot.take(parts, self._bodies, now)
+            if not self._has_received:
+                self._has_received = True
+                self._readiness.watch(self._monitor_fd, IN)
+                self._is_cut = has_message(self._monitor)
+            self._memory.is_used |= len(frames) > 1
+            for record in records([frame.buffer for frame in frames]):
+                number = self._link.note_received(record, now)
+                if number == BODIES:
+                    self._take_body(record)
+                    self._bodies_line.pump(now)
+                elif slot := self._slots.get(number):
+                    self._used.add(slot)
+                    slot.take(record, self._bodies, now)
+            if not has_message(self._socket):
+                self._is_read = True
+                return
 
     def _take_body(self, parts: Sequence[memoryview]) -> None:
         """Take what is for no rank in particular."""

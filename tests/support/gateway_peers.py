@@ -6,6 +6,7 @@ import queue
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from zmq.utils import z85
 
 from phalanx.runtime import Arena, Frame, Kind, Payload, Runtime
 from phalanx.runtime.remote.gateway import Gateway
-from phalanx.runtime.remote.link import BODIES, Delivery, Lane, Line, Link, Say
+from phalanx.runtime.remote.link import BODIES, Delivery, Lane, Line, Link, Say, records
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.remote.worker_relay import Invitation
 from phalanx.runtime.wire.channel import Arrival, SocketChannel
@@ -137,6 +138,7 @@ class Rank:
         for line in (self.line, self.shared):
             line.attach(self.link)
         self.bodies: dict[int, Payload] = {}
+        self.records: deque[Sequence[memoryview]] = deque()  # received and not taken
         if says_open:
             self.line.say(Say.OPEN, now=0.0)
             assert self.receives(Say.BEAT)
@@ -147,7 +149,7 @@ class Rank:
     def next(self, seconds: float = LONG) -> Delivery | tuple[Say, int, int] | None:
         """Return what comes next but for signs of life; None if nothing does."""
         deadline = time.monotonic() + seconds
-        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+        while self._has_more(deadline):
             what = self._take()
             if isinstance(what, Delivery):
                 self.line.taken(1)
@@ -158,14 +160,22 @@ class Rank:
         return None
 
     def receives(self, what: Say) -> bool:
-        while self.socket.poll(int(LONG * 1000)):
+        deadline = time.monotonic() + LONG
+        while self._has_more(deadline):
             said = self._take()
             if isinstance(said, tuple) and said[0] is what:
                 return True
         return False
 
+    def _has_more(self, deadline: float) -> bool:
+        left = int((deadline - time.monotonic()) * 1000)
+        if not self.records and self.socket.poll(max(0, left)):
+            parts = [memoryview(part) for part in self.socket.recv_multipart()]
+            self.records.extend(records(parts))
+        return bool(self.records)
+
     def _take(self) -> Delivery | tuple[Say, int, int] | None:
-        parts = [memoryview(part) for part in self.socket.recv_multipart()]
+        parts = self.records.popleft()
         if self.link.note_received(parts, 0.0) != BODIES:
             return self.line.take(parts)
         what = self.shared.take(parts)
