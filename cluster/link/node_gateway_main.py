@@ -247,6 +247,7 @@ class NodeGatewayProcess(GatewayProcess):
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             node.is_closed = True
+            self._be_back(0.0)
             self._listen(time.monotonic(), everything=True)  # what it sent before comes first
             self._tell({"closed": node.number, "at": time.monotonic()})
 

@@ -36,7 +36,7 @@ from phalanx.runtime.wire.progress_page import register_worker
 
 from .authenticator import Authenticator
 from .in_flight_query import InFlightQuery
-from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies, records
+from .link import BODIES, LARGEST, TOGETHER, Delivery, Line, Link, Say, SharedBodies, records
 from .remote_rank import RemoteRank
 from .zeromq import IN, OUT, MessageMemory, Readiness, descriptor, has_message, post, receive
 
@@ -205,11 +205,12 @@ class GatewayProcess:
                 self._is_settled = False
                 self._look(now)
             self._go_on(now)
+            if now >= self._next_at:
+                self._do_due(now)
             if self._backlog:
                 self._flush()
                 self._readiness.watch(self._link_fd, IN | (OUT if self._backlog else 0))
             if now >= self._next_at:
-                self._do_due(now)
                 self._next_at = self._next(due)
 
     def close(self) -> None:
@@ -238,6 +239,8 @@ class GatewayProcess:
 
     def _next(self, due: float) -> float:
         """Return when something is to be done, at *due* at the latest."""
+        if self._gone or self._used or self._unsent:
+            return 0.0
         if self._query is not None:
             due = min(due, self._query.until)
         return min(due, time.monotonic() + _SOON) if self._looks else due
@@ -262,7 +265,7 @@ class GatewayProcess:
             self._query, self._is_settled = None, False
         used, self._used = self._used, set()
         for rank in used:
-            if rank.data.ended or rank.control.ended:
+            if rank.data.ended or rank.control.ended or (rank.ended and not rank.released):
                 self._is_settled = False
         if not self._is_settled:
             used = self._consider_all(now)
@@ -273,7 +276,7 @@ class GatewayProcess:
         for relay in self._relays.values():
             if relay.bodies.left and relay.is_live:
                 relay.bodies.pump(now)
-                live.extend(relay.ranks - used)
+                live.extend(rank for rank in relay.ranks - used if not rank.ended)
         for rank in live:
             rank.line.pump(now)
         for rank in used:
@@ -294,7 +297,7 @@ class GatewayProcess:
             for rank in list(self._ranks.values()):
                 if rank.data.ended or rank.control.ended:  # the driver is done with it
                     self._let_go(rank, now)
-                elif rank.ended and self._query is None:
+                elif rank.ended and self._query is None and not rank.is_backed_up:
                     rank.release()
         self._is_frozen = any(rank.ended and rank.greeted for rank in self._ranks.values())
         return set(self._ranks.values())
@@ -374,6 +377,8 @@ class GatewayProcess:
         if len(parts) == 1:
             relay.unsent.append(parts[0])
             self._unsent.add(relay)
+            if len(relay.unsent) == TOGETHER:
+                self._send_unsent(relay)
             return
         # A piece leaves alone: the other end puts it down before the next has come.
         self._memory.is_used = True
@@ -416,8 +421,8 @@ class GatewayProcess:
             elif relay.is_lost:
                 relay.link.say(Say.BYE, BODIES, now=now)  # it is to end, for its ranks are lost
             else:
-                self._memory.is_used |= len(parts) > 1
                 for record in records([frame.buffer for frame in parts]):
+                    self._memory.is_used |= len(record) > 1
                     self._receive_relay(relay, record, now)
             if not has_message(self._router):
                 self._is_read = True
@@ -547,6 +552,7 @@ class GatewayProcess:
         if ended.greeted:
             self._queries += 1
             self._query = InFlightQuery(self._queries, ended, self._ranks.values(), now)
+            self._used.add(ended)  # it is over at once if no rank is to be asked
             self._be_back(now)
 
     def _let_go(self, rank: RemoteRank, now: float) -> None:

@@ -116,6 +116,9 @@ PIECE = 512 * 1024
 LARGEST = PIECE + 64 * 1024
 """Bytes that no message of ours exceeds; a peer that sends more is cut off."""
 
+TOGETHER = 64
+"""Messages of one part that leave as one, at most."""
+
 _HEAD = struct.Struct("<BBQQQQ")
 """say, lane, line, two numbers, and how many messages of that line have been taken in all"""
 
@@ -245,8 +248,11 @@ class Link:
 
 
 def records(parts: Sequence[memoryview]) -> Iterable[Sequence[memoryview]]:
-    """Return what was posted one by one and has come together, as the message *parts*."""
-    if len(parts) > 1 and parts[0][:1] != _PIECE_BYTE:
+    """Return what was posted one by one and has come together, as the message *parts*.
+
+    One with more than `TOGETHER` parts is one message, and malformed: it would keep others waiting.
+    """
+    if 1 < len(parts) <= TOGETHER and parts[0][:1] != _PIECE_BYTE:
         return [(part,) for part in parts]
     return (parts,)
 
@@ -472,10 +478,10 @@ class Line:
         head = parts[0] if parts else memoryview(b"")
         if head.nbytes >= _HEAD.size:
             what, lane, _, number, other, taken = _HEAD.unpack_from(head)
-            if taken > self._posted:
+            if self._taken_there < taken <= self._posted:
+                self._taken_there = taken
+            elif taken > self._posted:
                 self.malformed += 1
-                return None
-            self._taken_there = max(self._taken_there, taken)
             if len(parts) == 1:
                 if what == _PACKET and self._arriving is None:
                     return self._packet(lane, head[_HEAD.size :], number, other)

@@ -85,6 +85,11 @@ class RemoteRank:
         self.why = ""
         self.released = False
 
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether the driver has yet to read what this one has sent."""
+        return self.data.is_backed_up or self.control.is_backed_up
+
     def connect(self, link: Link, bodies: SharedBodies) -> None:
         """Note that its side is behind *link*."""
         self.line.attach(link)

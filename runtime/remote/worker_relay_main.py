@@ -33,7 +33,7 @@ from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.supervision import RuntimeFault
 
 from .buffered_socket import BufferedSocket
-from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say, records
+from .link import BODIES, LARGEST, TOGETHER, Delivery, Lane, Line, Link, Say, records
 from .remote_rank import error_packet
 from .worker_relay import LINK_TIMED_OUT, UNREACHED
 from .zeromq import IN, OUT, MessageMemory, Readiness, descriptor, has_message, post, receive
@@ -84,8 +84,8 @@ class _WorkerSlot:
 
     @property
     def next_look(self) -> float:
-        """When its exit is checked again, once it has ended."""
-        return self.ended_at + _END
+        """When its exit is checked again: only once everything has been sent that was read."""
+        return self.ended_at + _END if self.line.is_empty else math.inf
 
     # --- from the worker ----------------------------------------------------------------
 
@@ -96,10 +96,11 @@ class _WorkerSlot:
             self.line.taken((self.data if is_data else self.control).flush())
         if not events & ~OUT:
             return
-        if is_data:
-            self._read_data()
-            return
-        while self.line.has_room and (frame := self.control.receive()) is not None:
+        self._read_data()  # in either case first: what it wrote before
+        while not is_data and self.line.has_room:
+            frame = self.control.receive()
+            if frame is None:
+                return
             if frame.kind == Kind.READY:
                 # Its greeting, on the other socket, must be there first.
                 self._read_data(everything=True)
@@ -125,7 +126,7 @@ class _WorkerSlot:
             return
         self.ended_at = min(self.ended_at, now)
         both = self.data.ended and self.control.ended
-        if (both or now >= self.next_look) and self.line.is_empty:
+        if (both or now >= self.ended_at + _END) and self.line.is_empty:
             self.is_end_reported = True
             self.line.say(Say.END, 0, self._page.begun, now=now)
 
@@ -304,17 +305,18 @@ class _Relay:
         if self._ending:
             used |= self._ending
         for slot in used:
-            slot.line.pump(now)
-            if slot.is_done:
-                self._release_slot(slot)
-                continue
             if slot.data.ended or slot.control.ended:
+                # Before the line gets empty: then there was room, and there was nothing to read.
                 slot.look_for_end(now)
                 if slot.is_end_reported:
                     self._ending.discard(slot)
                 else:
                     self._ending.add(slot)
-            self._watch_sockets(slot)
+            slot.line.pump(now)
+            if slot.is_done:
+                self._release_slot(slot)
+            else:
+                self._watch_sockets(slot)
         self._send_unsent()
 
     def _watch_sockets(self, slot: _WorkerSlot) -> None:
@@ -364,6 +366,8 @@ class _Relay:
     def _post(self, parts: Sequence[bytes | memoryview]) -> None:
         if len(parts) == 1:
             self._unsent.append(parts[0])
+            if len(self._unsent) == TOGETHER:
+                self._send_unsent()
             return
         # A piece leaves alone: the other end puts it down before the next has come.
         self._memory.is_used = True
@@ -389,8 +393,8 @@ class _Relay:
                 self._has_received = True
                 self._readiness.watch(self._monitor_fd, IN)
                 self._is_cut = has_message(self._monitor)
-            self._memory.is_used |= len(frames) > 1
             for record in records([frame.buffer for frame in frames]):
+                self._memory.is_used |= len(record) > 1
                 number = self._link.note_received(record, now)
                 if number == BODIES:
                     self._take_body(record)

@@ -316,6 +316,17 @@ def test_a_recorded_greeting_gets_nowhere(
     assert told.next("closed", "refused")[0] == "asked"
 
 
+def test_a_question_is_answered_however_long_the_time_between_beats(
+    loop: EventLoop, launcher: Launcher, told: Told
+) -> None:
+    events: Any = told
+    options = Zmq(heartbeat=10 * LONG, lost_after=20 * LONG)
+    with contextlib.closing(NodeGateway(loop, launcher, options, group="tp", events=events)) as far:
+        far.open()
+        far.ask(1)
+        assert told.next()[0] == "asked"
+
+
 @contextlib.contextmanager
 def eavesdropper(endpoint: str, said: bytearray) -> Generator[str]:
     """Pass one connection on, and keep what its side says in *said*; yield where it listens."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 
+import pytest
 from tests.support.gateway_peers import LONG, Driver
 from tests.support.processes import wait_until
 
-from phalanx.runtime import RelaySlot, Runtime, WorkerRelay
+from phalanx.runtime import Frame, Kind, Payload, RelaySlot, Runtime, WorkerRelay
+from phalanx.runtime.linux import procfs
+from phalanx.runtime.remote.link import WINDOW
+from phalanx.runtime.wire.channel import Arrival
 
 
 def test_the_end_of_each_is_told_with_the_number_that_its_slots_have(
@@ -37,3 +42,60 @@ def test_the_end_of_each_is_told_with_the_number_that_its_slots_have(
 
     assert [(number, by_itself) for number, _, by_itself in told] == [(1, False), (2, False)]
     assert all("SIGKILL" in why for _, why, _ in told)
+
+
+def packet(kind: Kind, number: int) -> bytes:
+    return Payload.of(None).packet(kind, epoch=1, call_id=number, incarnation=1)
+
+
+def processor_time(pid: int) -> float:
+    user, system = procfs.stat_fields(f"/proc/{pid}")[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("first", ["data", "control"])
+def test_what_a_worker_wrote_before_its_end_arrives_however_long_the_link_was_stuck(
+    driver: Driver, runtime: Runtime, first: str
+) -> None:
+    relay = WorkerRelay(runtime.launcher, "relay", lambda *_: None)
+    slot = driver.add_rank(0)
+    count = 5 * WINDOW
+    with contextlib.closing(relay), contextlib.ExitStack() as stack:
+        (beside,) = relay.open_slots(
+            slot.address.invitation,
+            [(slot.address.number, 1)],
+            deadline=time.monotonic() + LONG,
+            is_wanted=lambda: True,
+        )
+        fds = beside.worker_fds()
+        ends = {name: socket.socket(fileno=os.dup(fds[name])) for name in ("data", "control")}
+        for end in ends.values():
+            stack.enter_context(end)
+        beside.close()
+        ends["data"].send(packet(Kind.HELLO, 0))
+        assert isinstance(slot.next(), Frame)
+
+        gateway = driver.gateway.pid
+        assert gateway is not None
+        assert relay.pid is not None
+        os.kill(gateway, signal.SIGSTOP)
+        try:
+            if first == "control":
+                ends.pop("control").close()
+                time.sleep(0.1)  # until the relay has seen that
+            for number in range(1, count + 1):
+                ends["data"].send(packet(Kind.ITEM, number))
+            for end in ends.values():
+                end.close()
+            before = processor_time(relay.pid)
+            time.sleep(1.0)  # longer than the relay waits for the end of the second socket
+            assert processor_time(relay.pid) - before < 0.5  # nor does it look all the time
+        finally:
+            os.kill(gateway, signal.SIGCONT)
+
+        got: list[int] = []
+        while isinstance(frame := slot.next(), Frame):
+            got.append(frame.call_id)
+        assert frame is Arrival.END
+        assert got == list(range(1, count + 1))
+        assert slot.why_it_ended() == ""

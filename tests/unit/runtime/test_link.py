@@ -25,6 +25,7 @@ from phalanx.runtime.remote.link import (
     Link,
     Say,
     SharedBodies,
+    records,
 )
 from phalanx.runtime.remote.remote_rank import RemoteRank
 from phalanx.runtime.wire.channel import SocketChannel
@@ -265,6 +266,61 @@ def test_no_packet_claims_memory_that_is_not_its_own(packet: bytes, size: int) -
         ends.take([head + packet])
 
         assert not any(each.head[2] & (Flag.FILE | Flag.ARENA) for each in ends.got[1])
+
+
+def test_what_has_been_taken_is_said_by_what_is_sent_back(ends: Ends) -> None:
+    said: list[int] = []
+    for number in range(1, 4 * WINDOW):
+        for near, far, wire in (
+            (ends.lines[1], ends.far[1], ends.posted),
+            (ends.far[1], ends.lines[1], ends.back),
+        ):
+            near.send(Lane.DATA, frame(number, b"x"))
+            near.pump(1.0)
+            (message,) = wire
+            wire.clear()
+            said.append(message[0][0])
+            delivery = far.take([memoryview(part) for part in message])
+            assert isinstance(delivery, Delivery)
+            assert delivery.head[4] == number
+            far.taken(1)
+
+    assert set(said) == {Say.PACKET}  # in both directions more than a window, and no other message
+
+
+def test_who_sends_nothing_says_what_it_has_taken(ends: Ends) -> None:
+    for number in range(1, 3 * WINDOW):
+        ends.lines[1].send(Lane.DATA, frame(number, b"x"))
+    ends.carry()
+
+    assert [each.head[4] for each in ends.got[1]] == list(range(1, 3 * WINDOW))
+
+
+def test_what_left_together_is_taken_one_by_one(ends: Ends) -> None:
+    for number in (5, 6, 7):
+        ends.lines[1].send(Lane.DATA, frame(number, b"x"))
+    ends.lines[1].pump(1.0)
+
+    together = [memoryview(part) for message in ends.posted for part in message]
+    for record in records(together):
+        ends.take([bytes(part) for part in record])
+
+    assert [each.head[4] for each in ends.got[1]] == [5, 6, 7]
+
+
+def test_who_claims_to_have_taken_what_was_not_sent_is_not_believed(ends: Ends) -> None:
+    ends.far[1].taken(WINDOW)  # the other end has sent nothing
+    ends.far[1].send(Lane.DATA, frame(1, b"x"))
+    ends.far[1].pump(1.0)
+    (message,) = ends.back
+    ends.back.clear()
+
+    assert isinstance(ends.lines[1].take([memoryview(part) for part in message]), Delivery)
+    assert ends.lines[1].malformed == 1
+    for number in range(2 * WINDOW):
+        ends.lines[1].send(Lane.DATA, frame(number, b"x"))
+    ends.lines[1].pump(1.0)
+    assert len(ends.posted) == WINDOW
 
 
 def test_a_body_for_several_ranks_travels_once_and_before_what_refers_to_it(ends: Ends) -> None:
