@@ -44,7 +44,7 @@ def test_the_end_of_each_is_told_with_the_number_that_its_slots_have(
     assert all("SIGKILL" in why for _, why, _ in told)
 
 
-def packet(kind: Kind, number: int) -> bytes:
+def packet(kind: int, number: int) -> bytes:
     return Payload.of(None).packet(kind, epoch=1, call_id=number, incarnation=1)
 
 
