@@ -91,7 +91,11 @@ class NodePlaces:
                 raise self._error
             raise NoNode(str(self._error)) from self._error  # another try would meet the same
         ranks = tuple(rank for rank, _ in start.ranks)
-        why = self.pool.place(start.size, ranks) if self._is_open else "the cluster to be reached"
+        begins = start not in self._waiting
+        if self._is_open:
+            why = self.pool.place(start.size, ranks, begins=begins)
+        else:
+            why = "the cluster to be reached"
         if not why:
             self._waiting.discard(start)
             return {rank: self._lease(rank) for rank in ranks}

@@ -121,9 +121,12 @@ class NodeOwner:
 
     # --- requests; on any thread --------------------------------------------------------------
 
-    def want(self, number: int) -> None:
-        """Have that many nodes from now on; `leave` ends those that are too many."""
-        self._post(lambda: decide.want(self.nodes, number, self._loop.time()))
+    def want(self, number: int, *, begins: bool = False) -> None:
+        """Have that many nodes from now on; `leave` ends those that are too many.
+
+        Where a wait for them *begins*, so does that for those asked for before.
+        """
+        self._post(lambda: decide.want(self.nodes, number, self._loop.time(), begins=begins))
 
     def leave(self, number: int) -> None:
         """End a node in good order."""

@@ -189,10 +189,11 @@ class NodePool:
 
     # --- places ---------------------------------------------------------------------------
 
-    def place(self, size: int, ranks: Sequence[int]) -> str:
+    def place(self, size: int, ranks: Sequence[int], *, begins: bool = False) -> str:
         """Give each of *ranks*, in a group of *size*, a node; return what is waited for, or "".
 
-        Missing nodes are requested; those that no rank needs any longer are released.
+        Missing nodes are requested; those that no rank needs any longer are released. Where a
+        wait *begins*, `node_wait` runs from now on.
         """
         owner = self._owner
         assert owner is not None
@@ -203,7 +204,7 @@ class NodePool:
             known = self._greetings.keys() - self._left
             held = {n for n, state in states.items() if state in HELD and n in known}
             needed = math.ceil(size / self._ranks_per_node)
-            owner.want(needed + self._options.spare_nodes)
+            owner.want(needed + self._options.spare_nodes, begins=begins)
             if unfenced:
                 return f"{self._names(unfenced)} to be fenced"
             placed = place(size, dict.fromkeys(held, self._ranks_per_node), before)

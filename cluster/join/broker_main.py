@@ -4,7 +4,8 @@
   No message is unpickled. A machine with other versions than the driver's is refused.
 - A machine that has greeted is free until a node is wanted. It is then offered, gets the order to
   start the node, and greets again when the node has ended.
-- A node that is released ends by its own links, or by its lease.
+- A node that is released ends by its own links, or by its lease. One whose machine has closed its
+  connection is told of, whatever state it is in.
 - It ends with the driver, when each machine has closed its connection in answer to a goodbye, or
   after some seconds; in its own first seconds the machines of a broker that it has replaced may
   still join. Machines without a goodbye (it was killed, they are cut off) end their processes too,
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import sys
 import time
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from phalanx.cluster.link.handshake import why_unfit
 from phalanx.cluster.link.messages import (
@@ -51,6 +54,7 @@ _LARGEST = 64 * 1024  # bytes of a machine's message
 _HANDSHAKE = 1000  # milliseconds
 _BACKLOG = 1024  # connections that wait to be accepted: a machine waits behind unknown peers
 _FAREWELL = 5.0  # seconds in which goodbyes are sent, and machines of a killed broker may join
+_LAST_WORD = 0.5  # seconds for a node to say that it ends itself, after its command has gone
 _REPEAT = 50  # milliseconds until a goodbye is sent again, which shows whether a machine has closed
 
 
@@ -72,6 +76,7 @@ class Broker:
         self._offered: dict[int, bytes] = {}  # those of nodes that are to be started
         self._started: dict[int, bytes] = {}
         self._refusals: set[str] = set()
+        self._look_at = math.inf  # when to look which of the started are still there
         # Before that, machines of the one that it has replaced may still be about to join.
         self._until = time.monotonic() + _FAREWELL * bool(opening["again"])
         address, silence = opening["address"], int(1000 * opening["silence"])
@@ -97,7 +102,9 @@ class Broker:
         ):
             self._router.setsockopt(option, value)
         self._monitor = self._router.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_DISCONNECTED
         )
         try:
             self._router.bind(self._endpoint)
@@ -126,7 +133,7 @@ class Broker:
 
     def _serve(self, driver: int, poller: zmq.Poller) -> None:
         control = self._control.fileno()
-        while driver not in (ready := dict(poller.poll())):
+        while driver not in (ready := dict(poller.poll(self._time_left()))):
             if control in ready:
                 data = b""
                 with contextlib.suppress(ConnectionResetError):
@@ -135,12 +142,31 @@ class Broker:
                     return
                 self._obey(json.loads(data))
             self._listen(self._on_message)
+            if self._look_at <= time.monotonic():
+                self._look_at = math.inf
+                self._look_who_is_there()
+
+    def _time_left(self) -> int | None:
+        """Return milliseconds until the next look; None if there is nothing to look for."""
+        if self._look_at == math.inf:
+            return None
+        return 1 + max(0, int(1000 * (self._look_at - time.monotonic())))
+
+    def _look_who_is_there(self) -> None:
+        """Tell of nodes whose machine has gone: ZeroMQ says only that some connection has ended."""
+        for number, route in list(self._started.items()):
+            if not self._post(route, encode(Answer(number=0))):
+                del self._started[number]
+                self._tell(node=number, gone="its command has gone", swept=False)
 
     def _listen(self, on_message: Callable[..., None]) -> None:
         self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
         while self._monitor.poll(0):
-            self._monitor.recv_multipart()
-            self._refused("", "it has another key, or its handshake is not a node's")
+            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                self._look_at = min(self._look_at, time.monotonic() + _LAST_WORD)
+            else:
+                self._refused("", "it has another key, or its handshake is not a node's")
         while self._router.poll(0):
             on_message(*self._router.recv_multipart())
 

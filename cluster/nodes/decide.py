@@ -29,6 +29,7 @@ BEATS_PER_LEASE = 60
 
 _QUIET = 0.25  # of a lease without a beat, after which a node is a suspect
 _LOSSES = 2  # of one machine, after which it is put aside
+_NOT_WANTED = "not wanted any longer"
 _FAILURES = 3  # to join, in a row, after which no other machine is requested
 
 
@@ -233,19 +234,29 @@ class Nodes:
 NodeDecision: TypeAlias = tuple[Nodes, tuple[NodeAction, ...]]
 
 
-def want(nodes: Nodes, number: int, at: float) -> NodeDecision:
-    """Have *number* nodes from now on: ask for those that are missing; `leave` ends others."""
+def want(nodes: Nodes, number: int, at: float, *, begins: bool = False) -> NodeDecision:
+    """Have *number* nodes from now on: ask for those that are missing; `leave` ends others.
+
+    Where a wait for them *begins*, so does that for all that have been asked for before. Those that
+    are too many are asked for no longer.
+    """
     for node in nodes.nodes:
-        if node.state is NodeState.ASKED and node.since == math.inf:
+        if node.state is NodeState.ASKED and (begins or node.since == math.inf):
             nodes = nodes.with_(replace(node, since=at))
-    return _complete(replace(nodes, wanted=number), at)
+    there = sum(each.state in HELD or each.state is NodeState.JOINING for each in nodes.nodes)
+    asked = [each.number for each in nodes.nodes if each.state is NodeState.ASKED]
+    surplus = asked[max(0, number - there) :]
+    for each in surplus:
+        nodes = nodes.without(each)
+    actions = tuple(Dismiss(each, _NOT_WANTED) for each in surplus)
+    return _complete(replace(nodes, wanted=number), at, actions)
 
 
 def offered(nodes: Nodes, number: int, at: float) -> NodeDecision:
     """Return what follows when there is a machine for a node, which begins on it."""
     node = nodes.find(number, NodeState.ASKED)
     if node is None:
-        return nodes, (Dismiss(number, "not wanted any longer"),)
+        return nodes, (Dismiss(number, _NOT_WANTED),)
     return nodes.with_(replace(node, state=NodeState.JOINING, since=at)), ()
 
 
@@ -256,7 +267,7 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float, slot: str = "") 
     """
     node = nodes.find(number, NodeState.JOINING)
     if node is None:
-        return nodes, (Dismiss(number, "not wanted any longer"),)
+        return nodes, (Dismiss(number, _NOT_WANTED),)
     nodes = replace(nodes, failures=0, have_greeted=True)
     actions = tuple[NodeAction, ...]()
     for before in nodes.nodes:
@@ -352,7 +363,7 @@ def leave(nodes: Nodes, number: int, at: float) -> NodeDecision:
     node = nodes.find(number)
     if node is None or node.state in (NodeState.LOST, NodeState.LEAVING):
         return nodes, ()
-    dismiss = Dismiss(number, "not wanted any longer")
+    dismiss = Dismiss(number, _NOT_WANTED)
     if node.state in (NodeState.ASKED, NodeState.JOINING):
         return nodes.without(number), (dismiss,)
     return nodes.with_(replace(node, state=NodeState.LEAVING, since=at)), (dismiss,)

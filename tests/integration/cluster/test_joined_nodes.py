@@ -111,6 +111,43 @@ def test_a_restart_waits_for_a_machine_that_joins_late(site: Site, runtime: Runt
     assert fenced.why == "its last word"  # and not its lease, for which all would have waited
 
 
+def test_a_command_that_is_killed_while_its_node_begins_gives_way_to_another_machine(
+    site: Site, runtime: Runtime
+) -> None:
+    commands = [site.join() for _ in range(3)]
+    group = site.group(Echo, 1, runtime)
+    wait_until(lambda: all(command.says("joined") for command in commands))
+    serving = site.command_of(0)
+    others = [command for command in commands if command is not serving]
+
+    serving.process.kill()
+    wait_until(lambda: any(command.node_process() for command in others))
+    (first,) = (command for command in others if command.node_process())
+    first.process.kill()
+    first.ended()
+
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0]
+
+
+def test_a_machine_that_was_asked_for_by_a_resize_that_was_taken_back_gets_no_node(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+    site.join()
+    group = site.group(Echo, 1, runtime, spare_nodes=1)
+    group.resize(2, timeout=LONG)
+    group.resize(1, timeout=LONG)
+    assert [node.state for node in group.status().nodes] == ["up", "up"]
+
+    late = site.join()
+    wait_until(lambda: late.says("joined"))
+    group.restart(timeout=LONG)
+
+    assert group.collective_rpc("rank") == [0]
+    assert [node.state for node in group.status().nodes] == ["up", "up"]
+    assert late.node_process() is None
+
+
 @pytest.mark.soak
 def test_a_machine_that_is_needed_by_no_rank_waits_and_ends_with_the_driver(
     site: Site, runtime: Runtime

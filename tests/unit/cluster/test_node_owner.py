@@ -329,11 +329,11 @@ def test_close_ends_what_serves_and_gives_back_what_does_not_yet(world: World) -
     world.owner.close()
 
     assert world.told() == [
+        ("silence", 2),
+        ("release", 2),
         ("send", 0, Leave()),
         ("silence", 1),
         ("release", 1),
-        ("silence", 2),
-        ("release", 2),
     ]
     world.owner.received(0, Swept(), 1.0)
     assert world.told() == [("fenced", 0), ("release", 0)]

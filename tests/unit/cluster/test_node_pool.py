@@ -56,7 +56,7 @@ class World:
         self.pool.lost(number, why)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *what: self.did.append((name, *what))
+        return lambda *what, **_how: self.did.append((name, *what))
 
 
 def test_a_node_that_was_asked_to_leave_is_given_no_rank_before_it_has_heard_that() -> None:

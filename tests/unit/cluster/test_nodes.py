@@ -175,6 +175,31 @@ def test_a_machine_that_does_not_come_is_told_once_for_each_time_that_nodes_are_
     assert decide.greeted(nodes, 0, "0", 701.0)[1] == (Admit(0),)
 
 
+def test_the_wait_for_a_machine_begins_anew_with_each_start_that_needs_one() -> None:
+    nodes, _ = decide.greeted(
+        decide.offered(decide.want(Nodes(0, LIMITS), 2, 0.0)[0], 0, 1.0)[0], 0, "a", 2.0
+    )
+    nodes, _ = decide.ended(nodes, 0, "its last word", 55.0)
+
+    nodes, _ = decide.want(nodes, 2, 55.0, begins=True)
+    again, _ = decide.want(nodes, 2, 60.0)  # the same start looks again
+
+    assert decide.time_passed(again, 114.9)[1] == ()
+    assert set(decide.time_passed(again, 115.0)[1]) == {NoNode("no machine in 60 s")}
+
+
+def test_machines_that_are_wanted_no_longer_are_asked_for_no_longer() -> None:
+    nodes, _ = decide.want(serving(2), 5, 1.0)
+    nodes, _ = decide.offered(nodes, 2, 2.0)
+
+    nodes, actions = decide.want(nodes, 4, 3.0)
+    assert actions == (Dismiss(4, "not wanted any longer"),)
+    nodes, actions = decide.want(nodes, 1, 4.0)
+    assert actions == (Dismiss(3, "not wanted any longer"),)
+    assert [each.number for each in nodes.nodes] == [0, 1, 2]  # the others serve, or begin to
+    assert decide.want(nodes, 4, 5.0)[1] == (AskForNode(5),)
+
+
 def test_a_node_that_cannot_serve_is_not_replaced_by_one_like_it() -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
     nodes, _ = decide.offered(nodes, 0, 0.0)
