@@ -252,7 +252,7 @@ def records(parts: Sequence[memoryview]) -> Iterable[Sequence[memoryview]]:
 
     One with more than `TOGETHER` parts is one message, and malformed: it would keep others waiting.
     """
-    if 1 < len(parts) <= TOGETHER and parts[0][:1] != _PIECE_BYTE:
+    if 1 < len(parts) <= TOGETHER and parts[0][:1].tobytes() != _PIECE_BYTE:
         return [(part,) for part in parts]
     return (parts,)
 
