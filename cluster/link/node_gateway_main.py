@@ -107,16 +107,29 @@ class NodeGatewayProcess(GatewayProcess):
     # --- what every gateway does, and more for nodes ----------------------------------------
 
     def _next(self, due: float) -> float:
-        refusals = [at for at, _, _ in self._pending_refusals.values()]
-        asked = [at for at, _ in self._asked]
-        news = [self._reported_at + _NEWS] if self._new_beats and not self._backlog else []
-        return super()._next(min([due, *refusals, *asked, *news]))
+        for at, _, _ in self._pending_refusals.values():
+            due = min(due, at)
+        if self._asked:
+            due = min(due, self._asked[0][0])
+        if self._new_beats and not self._backlog:
+            due = min(due, self._reported_at + _NEWS)
+        return super()._next(due)
+
+    def _go_on(self, now: float) -> None:
+        super()._go_on(now)
+        for key, (due, address, why) in list(self._pending_refusals.items()):
+            if now >= due:
+                del self._pending_refusals[key]
+                super()._refuse(address, why, key)
+        while self._asked and now >= self._asked[0][0]:
+            self._tell({"now": time.monotonic(), "ask": self._asked.popleft()[1]})
+        if self._new_beats and not self._backlog and now >= self._reported_at + _NEWS:
+            self._tell({})
 
     def _obey(self, order: dict[str, Any], fds: Sequence[int], now: float) -> None:
         match order:
             case {"ask": number}:
                 self._asked.append((now + _SETTLE, number))
-                self._be_back(now + _SETTLE)
             case {"admit": number, "key": key}:
                 node = _Node(number, now, Outbox(self._options.lost_after / _PIECES))
                 self._nodes[node.name] = node
@@ -150,18 +163,6 @@ class NodeGatewayProcess(GatewayProcess):
         super()._flush()
         while self._outputs and not self._backlog:
             self._send(self._outputs.popleft(), Taken())
-        if self._new_beats and not self._backlog:
-            self._be_back(self._reported_at + _NEWS)
-
-    def _do_due(self, now: float) -> None:
-        for key, (due, address, why) in list(self._pending_refusals.items()):
-            if now >= due:
-                del self._pending_refusals[key]
-                super()._refuse(address, why, key)
-        while self._asked and now >= self._asked[0][0]:
-            self._tell({"now": time.monotonic(), "ask": self._asked.popleft()[1]})
-        if self._new_beats and not self._backlog and now >= self._reported_at + _NEWS:
-            self._tell({})
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:
         """Report a refusal; with a *key* later, as that may belong to a node not yet admitted."""
@@ -171,7 +172,6 @@ class NodeGatewayProcess(GatewayProcess):
         self._pending_refusals = dict(list(self._pending_refusals.items())[-_MOST_REFUSALS:])
         due = time.monotonic() + _KEY
         self._pending_refusals.setdefault(key, (due, address, why))
-        self._be_back(due)
 
     def _look_who_is_there(self, now: float) -> None:
         super()._look_who_is_there(now)
@@ -212,7 +212,6 @@ class NodeGatewayProcess(GatewayProcess):
                 if not node.is_silenced:
                     node.answered_at = now
                     self._new_beats[node.number] = now
-                    self._be_back(self._reported_at + _NEWS)
                     self._reply(route, Answer(number=number))
             case _ if route != node.route:
                 why = "another process has greeted with this key" if node.route else "it is refused"
@@ -229,7 +228,7 @@ class NodeGatewayProcess(GatewayProcess):
 
     def _reply(self, route: bytes, message: Message) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it has gone
-            self._send_message([route, *encode(message)])
+            self._messages.post([route, *encode(message)])
 
     def _send_waiting(self, node: _Node, now: float) -> None:
         while (parts := node.outbox.next(now)) is not None:
@@ -242,12 +241,11 @@ class NodeGatewayProcess(GatewayProcess):
         if node.route is None or node.is_closed:
             return
         try:
-            self._send_message([node.route, *parts])
+            self._messages.post([node.route, *parts])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             node.is_closed = True
-            self._be_back(0.0)
             self._listen(time.monotonic(), everything=True)  # what it sent before comes first
             self._tell({"closed": node.number, "at": time.monotonic()})
 

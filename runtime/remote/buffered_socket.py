@@ -16,6 +16,8 @@ from phalanx.runtime.wire.packet_decoder import Frame, receive, send, unbundle
 from phalanx.runtime.wire.packet_header import Kind
 from phalanx.supervision import RuntimeFault
 
+from .zeromq import IN, OUT
+
 if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader
 
@@ -26,7 +28,6 @@ class BufferedSocket:
     Attributes:
         fd: Its number; -1 once it is closed.
         ended: The other side has closed its end, and everything it wrote has been read.
-        is_changed: That, or `is_backed_up`, may be another than when this was last set to False.
     """
 
     def __init__(self, fd: int, reader: ArenaReader | None = None) -> None:
@@ -37,12 +38,17 @@ class BufferedSocket:
         self._ahead: deque[Frame] = deque()  # of a packet that held several
         self.fd = fd
         self.ended = False
-        self.is_changed = True
 
     @property
     def is_backed_up(self) -> bool:
         """Whether packets wait for room."""
         return bool(self._waiting)
+
+    def wanted(self, *, reads: bool = True) -> int:
+        """Return what to wait for at this end: something to read, if *reads*, and room to send."""
+        if self.ended:
+            return 0
+        return (IN if reads else 0) | (OUT if self._waiting else 0)
 
     def send(self, packet: bytes, file: int | None = None, *, counts: int = 0) -> int:
         """Send *packet*, on which *file* rides; return *counts*, or 0 where it has to wait.
@@ -59,13 +65,11 @@ class BufferedSocket:
             except OSError as error:
                 raise RuntimeFault(f"a message was lost: {error}; raise `ulimit -n`") from error
         self._waiting.append((packet, file, counts))
-        self.is_changed = True
         return 0
 
     def flush(self) -> int:
         """Send what waits, as far as there is room; return what that counts."""
         left = 0
-        self.is_changed = True
         while self._waiting and self._sent(*self._waiting[0][:2]):
             _, file, counts = self._waiting.popleft()
             if file is not None:
@@ -96,7 +100,7 @@ class BufferedSocket:
             elif frame is not None:  # else none of ours
                 break
         if not self.ended:
-            self.ended = self.is_changed = True
+            self.ended = True
         return None
 
     def finish(self) -> None:

@@ -15,8 +15,8 @@ the user's would copy them and a busy thread would delay signs of life.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
+import math
 import os
 import pickle
 import secrets
@@ -36,9 +36,9 @@ from phalanx.runtime.wire.progress_page import register_worker
 
 from .authenticator import Authenticator
 from .in_flight_query import InFlightQuery
-from .link import BODIES, LARGEST, TOGETHER, Delivery, Line, Link, Say, SharedBodies, records
+from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies, records
 from .remote_rank import RemoteRank
-from .zeromq import IN, OUT, MessageMemory, Readiness, descriptor, has_message, post, receive
+from .zeromq import IN, OUT, MessageMemory, MessageSocket, Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,6 @@ class _Relay:
         number: Its own, among all of the group.
         where: Its machine, as the driver counts them.
         route: The name under which ZeroMQ finds its connection; a secret of both sides.
-        unsent: What leaves in one message, once everything that has happened has been handled.
     """
 
     number: int
@@ -108,7 +107,6 @@ class _Relay:
     ranks: set[RemoteRank] = field(default_factory=set[RemoteRank])
     is_connected: bool = False
     is_lost: bool = False
-    unsent: list[bytes | memoryview] = field(default_factory=list[bytes | memoryview])
     bodies: SharedBodies = field(init=False)
     name: str = field(init=False)
 
@@ -153,38 +151,34 @@ class GatewayProcess:
         self._queries = 0
         self._backlog: deque[bytes] = deque()  # for the driver, which may be stopped
         self._rejections: Counter[str] = Counter()
-        self._unsent: set[_Relay] = set()  # for which something is
         self._gone: set[_Relay] = set()  # whose connection has been closed
         self._looks = 0  # how often to look whose that is
+        self._look_at = math.inf  # when next
         self._closed = 0  # connections that were closed, without those that were refused
         self._done = False
         self._link_fd = self._link.fileno()
         self._sockets: dict[int, RemoteRank] = {}  # by descriptor
         self._used: set[RemoteRank] = set()  # that something has happened to
         self._is_settled = False  # nothing has that matters to all of them
-        self._is_frozen = False  # a rank has ended: no other begins a collective call
-        self._is_read = False  # since the last look at the router there was no use of it
-        self._next_at = 0.0  # when there is something to do at the latest
         self._readiness = Readiness()
         self._memory = MessageMemory()
-        self._router_fd, self._questions_fd, self._monitor_fd = (
-            descriptor(each) for each in (self._router, self._authenticator.socket, self._monitor)
-        )
-        for fd in (self._router_fd, self._questions_fd, self._monitor_fd):
-            self._readiness.watch(fd, IN)
-        for each in (self._authenticator.socket, self._monitor):
-            has_message(each)  # not yet, but without the question nothing would be told
+        self._messages = MessageSocket(self._router, self._memory)
+        self._events = MessageSocket(self._monitor)
+        self._questions = MessageSocket(self._authenticator.socket)
+        for each in (self._messages, self._events, self._questions):
+            self._readiness.watch(each.fd, IN)
+            each.has_more()  # asked once, for else the descriptor would tell nothing
         self._tell({"ready": self._bind(), "key": public.decode()})
 
     def run(self) -> None:
         """Pass on messages, until the driver closes the socket."""
         beat = self._options.heartbeat
         due = time.monotonic() + beat
-        self._readiness.watch(self._link_fd, IN)
         while not self._done:
-            has_more = not self._is_read and has_message(self._router)
-            wait = 0.0 if has_more else max(0.0, self._next_at - time.monotonic())
-            ready = self._readiness.wait(wait)
+            self._readiness.watch(self._link_fd, IN | (OUT if self._backlog else 0))
+            has_more = self._messages.has_more()
+            until = 0.0 if has_more else self._next(due)
+            ready = self._readiness.wait(max(0.0, until - time.monotonic()))
             now = time.monotonic()
             if now > due + _PAUSE:
                 for relay in self._relays.values():
@@ -194,7 +188,7 @@ class GatewayProcess:
                 if rank is not None:
                     self._used.add(rank)
                     rank.handle_ready(fd, events)
-                elif fd == self._router_fd:
+                elif fd == self._messages.fd:
                     has_more = True
                 else:
                     self._handle_other(fd, events, now)
@@ -205,13 +199,8 @@ class GatewayProcess:
                 self._is_settled = False
                 self._look(now)
             self._go_on(now)
-            if now >= self._next_at:
-                self._do_due(now)
             if self._backlog:
                 self._flush()
-                self._readiness.watch(self._link_fd, IN | (OUT if self._backlog else 0))
-            if now >= self._next_at:
-                self._next_at = self._next(due)
 
     def close(self) -> None:
         """End the connection to every relay."""
@@ -220,7 +209,8 @@ class GatewayProcess:
             self._say_bye(rank, now)
             rank.close()
         with contextlib.suppress(zmq.ZMQError):
-            self._send_all()
+            for relay in self._relays.values():
+                relay.link.flush()
         self._router.disable_monitor()
         self._monitor.close()
         self._router.close()
@@ -230,33 +220,26 @@ class GatewayProcess:
 
     # --- what happens -------------------------------------------------------------------
 
-    def _be_back(self, at: float) -> None:
-        """Have another look at everything then, at the latest."""
-        self._next_at = min(self._next_at, at)
-
-    def _do_due(self, now: float) -> None:
-        """Do what was to be done by now; for subclasses."""
-
     def _next(self, due: float) -> float:
-        """Return when something is to be done, at *due* at the latest."""
-        if self._gone or self._used or self._unsent:
+        """Return when there is something to do though nothing happens, at *due* at the latest."""
+        if self._gone or self._used:
             return 0.0
         if self._query is not None:
             due = min(due, self._query.until)
-        return min(due, time.monotonic() + _SOON) if self._looks else due
+        return min(due, self._look_at)
 
     def _handle_other(self, fd: int, events: int, now: float) -> None:
         """Handle what is ready and belongs to no rank."""
         if fd == self._link_fd and events & ~OUT:
             self._take_orders(now)
-        elif fd == self._questions_fd:
+        elif fd == self._questions.fd:
             self._authenticator.answer(self._refuse)
-        elif fd == self._monitor_fd:
-            self._watch()
+        elif fd == self._events.fd:
+            self._watch(now)
 
     def _go_on(self, now: float) -> None:
         """Do what can be done now, after whatever has happened."""
-        if self._looks:
+        if now >= self._look_at:
             self._look_who_is_there(now)
         while self._gone:
             self._listen(now, everything=True)  # what they sent before comes first
@@ -270,9 +253,11 @@ class GatewayProcess:
         if not self._is_settled:
             used = self._consider_all(now)
         live = [rank for rank in used if rank.connected and not rank.ended]
-        for rank in live:
-            if rank.held:
-                rank.hand_over(frozen=self._is_frozen)
+        if waiting := [rank for rank in live if rank.held]:
+            # Once one has ended no other begins a collective call.
+            frozen = any(rank.ended and rank.greeted for rank in self._ranks.values())
+            for rank in waiting:
+                rank.hand_over(frozen=frozen)
         for relay in self._relays.values():
             if relay.bodies.left and relay.is_live:
                 relay.bodies.pump(now)
@@ -280,15 +265,10 @@ class GatewayProcess:
         for rank in live:
             rank.line.pump(now)
         for rank in used:
-            self._watch_sockets(rank)
-        self._send_all()
-
-    def _send_all(self) -> None:
-        """Send what is unsent."""
-        for relay in self._unsent:
-            if relay.unsent:
-                self._send_unsent(relay)
-        self._unsent.clear()
+            for sock in (rank.data, rank.control):
+                self._readiness.watch(sock.fd, sock.wanted())
+        for relay in self._relays.values():
+            relay.link.flush()
 
     def _consider_all(self, now: float) -> set[RemoteRank]:
         """Let ranks go, and return the others: what has happened to one may let another go on."""
@@ -299,16 +279,7 @@ class GatewayProcess:
                     self._let_go(rank, now)
                 elif rank.ended and self._query is None and not rank.is_backed_up:
                     rank.release()
-        self._is_frozen = any(rank.ended and rank.greeted for rank in self._ranks.values())
         return set(self._ranks.values())
-
-    def _watch_sockets(self, rank: RemoteRank) -> None:
-        """Wait for what *rank* can do next with its sockets."""
-        for sock in (rank.data, rank.control):
-            if sock.is_changed:
-                sock.is_changed = False
-                wanted = 0 if sock.ended else IN | (OUT if sock.is_backed_up else 0)
-                self._readiness.watch(sock.fd, wanted)
 
     # --- the driver ---------------------------------------------------------------------
 
@@ -338,10 +309,10 @@ class GatewayProcess:
                 pass
 
     def _invite(self, number: int, where: int, route: bytes, secret: bytes, now: float) -> None:
-        def post(parts: Sequence[bytes | memoryview]) -> None:
-            self._post(relay, parts)
+        def send(parts: Sequence[bytes | memoryview]) -> None:
+            self._send_to(relay, parts)
 
-        relay = _Relay(number, where, route, Link(post, now))
+        relay = _Relay(number, where, route, Link(send, now))
         left = [each for each in self._relays.values() if each.is_lost and not each.ranks]
         for each in left[:-_LOST]:
             del self._relays[each.route]
@@ -373,46 +344,17 @@ class GatewayProcess:
 
     # --- the ranks ----------------------------------------------------------------------
 
-    def _post(self, relay: _Relay, parts: Sequence[bytes | memoryview]) -> None:
-        if len(parts) == 1:
-            relay.unsent.append(parts[0])
-            self._unsent.add(relay)
-            if len(relay.unsent) == TOGETHER:
-                self._send_unsent(relay)
-            return
-        # A piece leaves alone: the other end puts it down before the next has come.
-        self._memory.is_used = True
-        if relay.unsent:
-            self._send_unsent(relay)
-        self._send_to(relay, parts)
-
-    def _send_unsent(self, relay: _Relay) -> None:
-        parts, relay.unsent = relay.unsent, []
-        self._send_to(relay, parts)
-
     def _send_to(self, relay: _Relay, parts: Sequence[bytes | memoryview]) -> None:
         try:
-            self._send_message([relay.route, *parts])
+            self._messages.post([relay.route, *parts])
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             if not relay.is_lost:
                 self._gone.add(relay)
-                self._be_back(0.0)
-
-    def _send_message(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send a message: the route to its receiver, and what that gets."""
-        self._is_read = False
-        post(self._router, parts)
 
     def _listen(self, now: float, *, everything: bool = False) -> None:
-        self._is_read = False
-        for _ in itertools.count() if everything else range(_AT_ONCE):
-            try:
-                route, *parts = receive(self._router)
-            except zmq.Again:
-                self._is_read = True
-                return
+        for route, *parts in self._messages.messages(None if everything else _AT_ONCE):
             name = _name_of(parts)
             relay = self._relays.get(route.bytes)
             if relay is None or name != relay.name:
@@ -422,11 +364,7 @@ class GatewayProcess:
                 relay.link.say(Say.BYE, BODIES, now=now)  # it is to end, for its ranks are lost
             else:
                 for record in records([frame.buffer for frame in parts]):
-                    self._memory.is_used |= len(record) > 1
                     self._receive_relay(relay, record, now)
-            if not has_message(self._router):
-                self._is_read = True
-                return
 
     def _receive_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:  # noqa: ARG002  # for subclasses
         """Handle a message of the peer *name*, which is no relay; False if it is malformed."""
@@ -507,13 +445,15 @@ class GatewayProcess:
                 limit = f"lost_after={options.lost_after:g} s"
                 why = f"no message came from it for {silence:.1f} s, {limit}"
                 self._lose_relay(relay, why, now)
-            elif now - relay.link.spoke_at >= options.heartbeat / 2:
+            elif now - relay.link.posted_at >= options.heartbeat / 2:
                 relay.link.beat(now)
 
     def _look_who_is_there(self, now: float) -> None:
         """Find out whose connection has been closed, for ZeroMQ does not say, and not at once."""
         self._looks -= 1
+        self._look_at = now + _SOON
         if not self._looks:
+            self._look_at = math.inf
             self._check_rejected_peers()
         for relay in self._relays.values():
             if relay.is_live:
@@ -553,7 +493,6 @@ class GatewayProcess:
             self._queries += 1
             self._query = InFlightQuery(self._queries, ended, self._ranks.values(), now)
             self._used.add(ended)  # it is over at once if no rank is to be asked
-            self._be_back(now)
 
     def _let_go(self, rank: RemoteRank, now: float) -> None:
         """The driver is done with *rank*."""
@@ -582,12 +521,11 @@ class GatewayProcess:
 
     # --- rejected peers -----------------------------------------------------------------
 
-    def _watch(self) -> None:
-        while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
+    def _watch(self, now: float) -> None:
+        for message in self._events.messages():
+            event = parse_monitor_message([frame.bytes for frame in message])
             if event["event"] == zmq.EVENT_DISCONNECTED:
-                self._looks = _LOOKS
-                self._be_back(0.0)
+                self._looks, self._look_at = _LOOKS, now
                 self._closed += 1
                 continue
             self._closed -= 1  # ZeroMQ reports it as closed, too

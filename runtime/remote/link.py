@@ -209,26 +209,47 @@ _PIECE_BYTE = bytes([_PIECE])
 class Link:
     """One end of a connection. Used by one thread.
 
+    What is posted leaves with `flush`, and what is posted together as one message: see `records`.
+
     Args:
-        post: Sends a message; those of one part may leave as parts of one, see `records`.
+        send: Sends a message of those parts.
 
     Attributes:
         last_received_at: When a message last arrived, in seconds on the monotonic clock.
-        spoke_at: When a message was last sent.
+        posted_at: When one was last posted.
     """
 
-    def __init__(self, post: Callable[[Sequence[bytes | memoryview]], None], now: float) -> None:
-        self.post = post
+    def __init__(self, send: Callable[[Sequence[bytes | memoryview]], None], now: float) -> None:
+        self._send = send
+        self._posted: list[bytes] = []
         self._beats = 0
         self.last_received_at = now
-        self.spoke_at = now
+        self.posted_at = now
+
+    def post(self, message: bytes, now: float) -> None:
+        """Have *message* leave with the next `flush` at the latest."""
+        self._posted.append(message)
+        self.posted_at = now
+        if len(self._posted) == TOGETHER:
+            self.flush()
+
+    def post_piece(self, head: bytes, piece: memoryview, now: float) -> None:
+        """Send a piece: it leaves alone, for the other end puts it down before the next comes."""
+        self.flush()
+        self._send([head, piece])
+        self.posted_at = now
+
+    def flush(self) -> None:
+        """Send what was posted."""
+        if self._posted:
+            posted, self._posted = self._posted, []
+            self._send(posted)
 
     def say(
         self, what: Say, line: int, number: int = 0, call: int = 0, taken: int = 0, *, now: float
     ) -> None:
-        """Send a message that needs no room in a window."""
-        self.post([_HEAD.pack(what, 0, line, number, call, taken)])
-        self.spoke_at = now
+        """Post a message that needs no room in a window."""
+        self.post(_HEAD.pack(what, 0, line, number, call, taken), now)
 
     def beat(self, now: float) -> None:
         """Give a sign of life, unless many went unanswered: they must not fill the queue."""
@@ -248,9 +269,9 @@ class Link:
 
 
 def records(parts: Sequence[memoryview]) -> Iterable[Sequence[memoryview]]:
-    """Return what was posted one by one and has come together, as the message *parts*.
+    """Return the messages that were posted one by one and have come together, as *parts*.
 
-    One with more than `TOGETHER` parts is one message, and malformed: it would keep others waiting.
+    More than `TOGETHER` of them are one, and malformed: they would keep others waiting.
     """
     if 1 < len(parts) <= TOGETHER and parts[0][:1].tobytes() != _PIECE_BYTE:
         return [(part,) for part in parts]
@@ -450,15 +471,14 @@ class Line:
                     shared.refers -= 1
                     refers_to = shared.number
                 head = self._head(_PACKET, first.lane, size, refers_to)
-                link.post([head + first.packet])
+                link.post(head + first.packet, now)
                 first.at = 0
                 self._paced, self._paced_at = self._taken_there, now
             elif body is not None:
                 piece = body[first.at : first.at + self._size]
-                link.post([self._head(_PIECE, first.lane, 0, 0), piece])
+                link.post_piece(self._head(_PIECE, first.lane, 0, 0), piece, now)
                 first.at += piece.nbytes
             self._posted += 1
-            link.spoke_at = now
             if first.at >= size:
                 out.popleft()
                 if shared is not None and body is not None:

@@ -33,10 +33,10 @@ from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.supervision import RuntimeFault
 
 from .buffered_socket import BufferedSocket
-from .link import BODIES, LARGEST, TOGETHER, Delivery, Lane, Line, Link, Say, records
+from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say, records
 from .remote_rank import error_packet
 from .worker_relay import LINK_TIMED_OUT, UNREACHED
-from .zeromq import IN, OUT, MessageMemory, Readiness, descriptor, has_message, post, receive
+from .zeromq import IN, OUT, MessageMemory, MessageSocket, Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,15 +77,16 @@ class _WorkerSlot:
         self.line.attach(link)
         self._round = 0
         self._incarnation = 0
-        self.had_room = True  # when it was last waited for
         self.ended_at = math.inf
         self.is_end_reported = False
         self.is_done = False
 
     @property
     def next_look(self) -> float:
-        """When its exit is checked again: only once everything has been sent that was read."""
-        return self.ended_at + _END if self.line.is_empty else math.inf
+        """When its end is to be looked for again: once everything has been sent that was read."""
+        if self.is_end_reported or not self.line.is_empty:
+            return math.inf
+        return self.ended_at + (0.0 if self.data.ended and self.control.ended else _END)
 
     # --- from the worker ----------------------------------------------------------------
 
@@ -122,11 +123,9 @@ class _WorkerSlot:
 
     def look_for_end(self, now: float) -> None:
         """Report the worker's end, once everything it wrote has been sent."""
-        if self.is_end_reported:
-            return
-        self.ended_at = min(self.ended_at, now)
-        both = self.data.ended and self.control.ended
-        if (both or now >= self.ended_at + _END) and self.line.is_empty:
+        if self.data.ended or self.control.ended:
+            self.ended_at = min(self.ended_at, now)
+        if now >= self.next_look:
             self.is_end_reported = True
             self.line.say(Say.END, 0, self._page.begun, now=now)
 
@@ -200,13 +199,9 @@ class _WorkerSlot:
 
 class _Relay:
     def __init__(self, invitation: Invitation, fds: Mapping[str, int]) -> None:
-        now = time.monotonic()
         self._invitation = invitation
         self._owner = socket.socket(fileno=fds["link"])
         self._arena = Arena(fds["arena"])
-        self._link = Link(self._post, now)
-        self._bodies_line = Line(BODIES, self._arena)
-        self._bodies_line.attach(self._link)
         self._bodies: dict[int, Payload | Exception] = {}
         self._slots: dict[int, _WorkerSlot] = {}
         self._is_done = False
@@ -231,17 +226,15 @@ class _Relay:
         self._socket.connect(invitation.endpoint)
         self._workers: dict[int, _WorkerSlot] = {}  # by descriptor
         self._used: set[_WorkerSlot] = set()  # that something has happened to
-        self._ending: set[_WorkerSlot] = set()  # whose end is not reported yet
-        self._is_read = False  # since the last look at the link there was no use of it
-        self._unsent: list[bytes | memoryview] = []  # what leaves in one message
         self._readiness = Readiness()
         self._memory = MessageMemory()
-        self._owner_fd, self._socket_fd, self._monitor_fd = (
-            self._owner.fileno(),
-            descriptor(self._socket),
-            descriptor(self._monitor),
-        )
-        for fd in (self._owner_fd, self._socket_fd):
+        self._messages = MessageSocket(self._socket, self._memory)
+        self._link = Link(self._messages.post, time.monotonic())
+        self._bodies_line = Line(BODIES, self._arena)
+        self._bodies_line.attach(self._link)
+        self._events = MessageSocket(self._monitor)
+        self._owner_fd = self._owner.fileno()
+        for fd in (self._owner_fd, self._messages.fd):
             self._readiness.watch(fd, IN)
 
     def run(self) -> int:
@@ -249,9 +242,9 @@ class _Relay:
         beat = self._invitation.heartbeat
         due = time.monotonic() + beat
         while not self._is_done:
-            has_more = not self._is_read and has_message(self._socket)
-            until = min([due, *(slot.next_look for slot in self._ending)]) if self._ending else due
-            ready = self._readiness.wait(0.0 if has_more else max(0.0, until - time.monotonic()))
+            has_more = self._messages.has_more()
+            until = 0.0 if has_more else min([due, *(s.next_look for s in self._slots.values())])
+            ready = self._readiness.wait(max(0.0, until - time.monotonic()))
             now = time.monotonic()
             if now > due + _PAUSE:
                 self._link.last_received_at = now  # the pause was in this process
@@ -260,12 +253,12 @@ class _Relay:
                 if slot is not None:
                     self._used.add(slot)
                     slot.read_worker(fd, events)
-                elif fd == self._socket_fd:
+                elif fd == self._messages.fd:
                     has_more = True
                 elif fd == self._owner_fd:
                     self._obey(now)
                 else:
-                    self._is_cut = has_message(self._monitor)
+                    self._is_cut = self._events.receive() is not None
             if has_more:
                 self._listen(now)
             if self._is_cut:
@@ -279,7 +272,7 @@ class _Relay:
                         return LINK_TIMED_OUT
                     self._socket.setsockopt(zmq.LINGER, 0)
                     return UNREACHED
-                if now - self._link.spoke_at >= beat / 2:
+                if now - self._link.posted_at >= beat / 2:
                     self._link.beat(now)
                 self._arena.trim_if_idle(now)
                 self._memory.trim_if_idle(now)
@@ -302,32 +295,18 @@ class _Relay:
     def _go_on(self, now: float) -> None:
         """Send what there is room for, and wait for what each worker can do next."""
         used, self._used = self._used, set()
-        if self._ending:
-            used |= self._ending
+        used.update(slot for slot in self._slots.values() if now >= slot.next_look)
         for slot in used:
-            if slot.data.ended or slot.control.ended:
-                # Before the line gets empty: then there was room, and there was nothing to read.
-                slot.look_for_end(now)
-                if slot.is_end_reported:
-                    self._ending.discard(slot)
-                else:
-                    self._ending.add(slot)
+            # Before the line gets empty: then there was room, and there was nothing to read.
+            slot.look_for_end(now)
             slot.line.pump(now)
             if slot.is_done:
                 self._release_slot(slot)
-            else:
-                self._watch_sockets(slot)
-        self._send_unsent()
-
-    def _watch_sockets(self, slot: _WorkerSlot) -> None:
-        # A worker that answers quicker than the link carries waits in its own send.
-        has_room = slot.line.has_room
-        for sock in (slot.data, slot.control):
-            if sock.is_changed or has_room is not slot.had_room:
-                sock.is_changed = False
-                wanted = (IN if has_room else 0) | (OUT if sock.is_backed_up else 0)
-                self._readiness.watch(sock.fd, 0 if sock.ended else wanted)
-        slot.had_room = has_room
+                continue
+            for sock in (slot.data, slot.control):
+                # A worker that answers quicker than the link carries waits in its own send.
+                self._readiness.watch(sock.fd, sock.wanted(reads=slot.line.has_room))
+        self._link.flush()
 
     # --- the owner ----------------------------------------------------------------------
 
@@ -355,7 +334,6 @@ class _Relay:
 
     def _release_slot(self, slot: _WorkerSlot) -> None:
         del self._slots[slot.line.number]
-        self._ending.discard(slot)
         for sock in (slot.data, slot.control):
             self._readiness.watch(sock.fd, 0)
             del self._workers[sock.fd]
@@ -363,38 +341,13 @@ class _Relay:
 
     # --- the driver's side ----------------------------------------------------------------
 
-    def _post(self, parts: Sequence[bytes | memoryview]) -> None:
-        if len(parts) == 1:
-            self._unsent.append(parts[0])
-            if len(self._unsent) == TOGETHER:
-                self._send_unsent()
-            return
-        # A piece leaves alone: the other end puts it down before the next has come.
-        self._memory.is_used = True
-        self._send_unsent()
-        self._is_read = False
-        post(self._socket, parts)
-
-    def _send_unsent(self) -> None:
-        if self._unsent:
-            parts, self._unsent = self._unsent, []
-            self._is_read = False
-            post(self._socket, parts)
-
     def _listen(self, now: float) -> None:
-        self._is_read = False
-        for _ in range(_AT_ONCE):
-            try:
-                frames = receive(self._socket)
-            except zmq.Again:
-                self._is_read = True
-                return
+        for frames in self._messages.messages(_AT_ONCE):
             if not self._has_received:
                 self._has_received = True
-                self._readiness.watch(self._monitor_fd, IN)
-                self._is_cut = has_message(self._monitor)
+                self._readiness.watch(self._events.fd, IN)
+                self._is_cut = self._events.has_more()
             for record in records([frame.buffer for frame in frames]):
-                self._memory.is_used |= len(record) > 1
                 number = self._link.note_received(record, now)
                 if number == BODIES:
                     self._take_body(record)
@@ -402,9 +355,6 @@ class _Relay:
                 elif slot := self._slots.get(number):
                     self._used.add(slot)
                     slot.take(record, self._bodies, now)
-            if not has_message(self._socket):
-                self._is_read = True
-                return
 
     def _take_body(self, parts: Sequence[memoryview]) -> None:
         """Take what is for no rank in particular."""

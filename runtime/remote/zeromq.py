@@ -6,6 +6,7 @@ third of the processor time of an empty call over a link. Here flags are plain n
 
 from __future__ import annotations
 
+import itertools
 import math
 import select
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from phalanx.runtime.linux.syscalls import keep_freed_memory, return_freed_memor
 from .link import LARGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 IN = int(select.EPOLLIN)
 OUT = int(select.EPOLLOUT)
 
 _KEPT = 16 * 1024 * 1024  # bytes: a window of pieces, twice
 _IDLE = 2.0  # seconds
+_LARGE = 16 * 1024  # bytes of a part, from which on a message counts as large
 
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -31,48 +33,74 @@ _EVENTS = int(zmq.EVENTS)
 _READABLE = int(zmq.POLLIN)
 
 
-def post(sock: zmq.Socket[bytes], parts: Sequence[bytes | memoryview]) -> None:
-    """Send a message of *parts*.
+class MessageSocket:
+    """A ZeroMQ socket that is used without waiting. Used by one thread.
 
-    Raises:
-        zmq.ZMQError: it cannot be sent now, or there is nobody to receive it.
+    Its descriptor tells only that something has happened since the socket was last asked, and any
+    use of it may take the notice: so `has_more` has to be asked before each wait.
+
+    Args:
+        memory: That of large messages; see there.
+
+    Attributes:
+        fd: Readable when something has happened.
     """
-    for part in parts[:-1]:
-        sock.send(part, _MORE)
-    sock.send(parts[-1], _NOW)
 
+    def __init__(self, sock: zmq.Socket[bytes], memory: MessageMemory | None = None) -> None:
+        self.fd = int(sock.get(zmq.FD))
+        self._sock = sock
+        self._memory = memory
+        self._is_drained = False  # nothing was there, and there has been no use since
 
-def has_message(sock: zmq.Socket[bytes]) -> bool:
-    """Whether there is a message to receive."""
-    return bool(int(sock.get(_EVENTS)) & _READABLE)
+    def has_more(self) -> bool:
+        """Return whether there is a message; one that comes later makes the descriptor readable."""
+        if self._is_drained:
+            return False
+        self._is_drained = not int(self._sock.get(_EVENTS)) & _READABLE
+        return not self._is_drained
 
+    def post(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send a message of *parts*.
 
-def descriptor(sock: zmq.Socket[bytes]) -> int:
-    """Return what is readable when something has happened to *sock*; see `Readiness`."""
-    return int(sock.get(zmq.FD))
+        Raises:
+            zmq.ZMQError: it cannot be sent now, or there is nobody to receive it.
+        """
+        self._is_drained = False
+        if self._memory is not None and len(parts[-1]) > _LARGE:
+            self._memory.is_used = True
+        for part in parts[:-1]:
+            self._sock.send(part, _MORE)
+        self._sock.send(parts[-1], _NOW)
 
+    def receive(self) -> list[zmq.Frame] | None:
+        """Return the parts of the next message; None where there is none."""
+        self._is_drained = False
+        try:
+            part = self._sock.recv(_NOW, copy=False)
+        except zmq.Again:
+            self._is_drained = True
+            return None
+        parts = [part]
+        while part.more:
+            part = self._sock.recv(_NOW, copy=False)
+            parts.append(part)
+        if self._memory is not None and len(part) > _LARGE:
+            self._memory.is_used = True
+        return parts
 
-def receive(sock: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """Return the parts of the next message.
-
-    Raises:
-        zmq.Again: there is none.
-    """
-    part = sock.recv(_NOW, copy=False)
-    parts = [part]
-    while part.more:
-        part = sock.recv(_NOW, copy=False)
-        parts.append(part)
-    return parts
+    def messages(self, most: int | None = None) -> Iterator[list[zmq.Frame]]:
+        """Return the messages that are there, *most* at most; None: all of them."""
+        for _ in itertools.count() if most is None else range(most):
+            message = self.receive()
+            if message is None:
+                return
+            yield message
+            if not self.has_more():
+                return
 
 
 class Readiness:
-    """Which of the descriptors of one thread are ready; like an epoll, which it owns.
-
-    The descriptor of a ZeroMQ socket tells only that something has happened to it since it was last
-    asked, and any use of it may take the notice: so `has_message` has to be asked before the first
-    wait, and again after each use.
-    """
+    """Which of the descriptors of one thread are ready; like an epoll, which it owns."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

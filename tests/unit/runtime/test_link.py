@@ -8,16 +8,18 @@ import os
 import random
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.gateway_peers import DirectLink
 
 from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.remote.link import (
     BODIES,
     PIECE,
+    TOGETHER,
     WINDOW,
     Delivery,
     Lane,
@@ -35,6 +37,10 @@ from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, MAGIC, Flag, 
 from phalanx.supervision import MessageTooLarge
 
 
+def keep_in(posted: deque[list[bytes]]) -> Callable[[Sequence[bytes | memoryview]], None]:
+    return lambda parts: posted.append([bytes(part) for part in parts])
+
+
 class Ends:
     """Both ends of a link with three ranks behind it; nothing is between them."""
 
@@ -42,8 +48,8 @@ class Ends:
         self.arena = Arena.create(64 * 1024 * 1024)
         self.posted: deque[list[bytes]] = deque()
         self.back: deque[list[bytes]] = deque()
-        self.link = Link(lambda parts: self.posted.append([bytes(part) for part in parts]), 0.0)
-        far = Link(lambda parts: self.back.append([bytes(part) for part in parts]), 0.0)
+        self.link = DirectLink(keep_in(self.posted), 0.0)
+        far = DirectLink(keep_in(self.back), 0.0)
         self.bodies = SharedBodies(self.link)
         self.lines = {number: Line(number, self.arena) for number in (1, 2, 3)}
         self.far = {number: Line(number, self.arena) for number in (BODIES, 1, 2, 3)}
@@ -296,16 +302,31 @@ def test_who_sends_nothing_says_what_it_has_taken(ends: Ends) -> None:
     assert [each.head[4] for each in ends.got[1]] == list(range(1, 3 * WINDOW))
 
 
-def test_what_left_together_is_taken_one_by_one(ends: Ends) -> None:
+def test_what_was_posted_leaves_together_and_is_taken_one_by_one(ends: Ends) -> None:
+    link = Link(keep_in(ends.posted), 0.0)
+    ends.lines[1].attach(link)
     for number in (5, 6, 7):
         ends.lines[1].send(Lane.DATA, frame(number, b"x"))
     ends.lines[1].pump(1.0)
+    assert not ends.posted
 
-    together = [memoryview(part) for message in ends.posted for part in message]
-    for record in records(together):
+    link.flush()
+    link.flush()
+    (together,) = ends.posted
+    for record in records([memoryview(part) for part in together]):
         ends.take([bytes(part) for part in record])
 
     assert [each.head[4] for each in ends.got[1]] == [5, 6, 7]
+
+
+def test_what_leaves_together_is_bounded_and_a_piece_leaves_alone(ends: Ends) -> None:
+    link = Link(keep_in(ends.posted), 0.0)
+    for number in range(TOGETHER + 1):
+        link.say(Say.TAKEN, number, now=1.0)
+    link.post_piece(b"head", memoryview(b"piece"), 2.0)
+
+    assert [len(parts) for parts in ends.posted] == [TOGETHER, 1, 2]
+    assert link.posted_at == 2.0
 
 
 def test_who_claims_to_have_taken_what_was_not_sent_is_not_believed(ends: Ends) -> None:

@@ -14,11 +14,9 @@ import zmq
 from phalanx.runtime.remote.zeromq import (
     IN,
     OUT,
+    MessageMemory,
+    MessageSocket,
     Readiness,
-    descriptor,
-    has_message,
-    post,
-    receive,
 )
 
 LONG = 10.0
@@ -33,46 +31,77 @@ def readiness() -> Iterator[Readiness]:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+def ends() -> Iterator[tuple[MessageSocket, MessageSocket]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
     near.bind("inproc://both")
     far.connect("inproc://both")
-    yield near, far
+    yield MessageSocket(near), MessageSocket(far)
     context.destroy(linger=0)
 
 
-def take(sock: zmq.Socket[bytes]) -> list[bytes]:
-    return [part.bytes for part in receive(sock)]
+def take(sock: MessageSocket, most: int | None = None) -> list[list[bytes]]:
+    return [[part.bytes for part in message] for message in sock.messages(most)]
 
 
-def wait_for(readiness: Readiness, sock: zmq.Socket[bytes]) -> None:
-    while not has_message(sock):
-        assert readiness.wait(LONG) == [(descriptor(sock), IN)]
-
-
-def test_each_message_ends_a_wait_once_it_was_asked_for(
-    readiness: Readiness, ends: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
+def test_each_message_ends_a_wait(
+    readiness: Readiness, ends: tuple[MessageSocket, MessageSocket]
 ) -> None:
     near, far = ends
-    readiness.watch(descriptor(near), IN)
+    readiness.watch(near.fd, IN)
+    assert not near.has_more()
 
     for number in range(100):
-        while has_message(near):
-            receive(near)
-        post(far, [b"one", b"%d" % number, b""])
-        wait_for(readiness, near)
-        assert take(near) == [b"one", b"%d" % number, b""]
-        post(near, [b"back"])
-        assert take(far) == [b"back"]
+        far.post([b"one", b"%d" % number, b""])
+        got: list[list[bytes]] = []
+        while not got:
+            if not near.has_more():
+                assert readiness.wait(LONG) == [(near.fd, IN)]
+            got = take(near)
+        assert got == [[b"one", b"%d" % number, b""]]
+        assert not near.has_more()
+        near.post([b"back"])
+        assert take(far) == [[b"back"]]
 
 
 def test_nothing_is_received_where_there_is_nothing(
-    ends: tuple[zmq.Socket[bytes], zmq.Socket[bytes]],
+    ends: tuple[MessageSocket, MessageSocket],
 ) -> None:
-    assert not has_message(ends[0])
-    with pytest.raises(zmq.Again):
-        receive(ends[0])
+    assert not ends[0].has_more()
+    assert ends[0].receive() is None
+    assert take(ends[0]) == []
+
+
+def test_what_is_left_is_told_before_a_wait(ends: tuple[MessageSocket, MessageSocket]) -> None:
+    near, far = ends
+    for number in range(5):
+        far.post([b"%d" % number])
+
+    assert take(near, 3) == [[b"0"], [b"1"], [b"2"]]
+    assert near.has_more()
+    assert take(near) == [[b"3"], [b"4"]]
+    assert not near.has_more()
+
+
+def test_large_messages_count_as_use_of_their_memory() -> None:
+    memory = MessageMemory()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context.socket(zmq.PAIR) as near, context.socket(zmq.PAIR) as far:
+        near.bind("inproc://both")
+        far.connect("inproc://both")
+        ours, theirs = MessageSocket(near, memory), MessageSocket(far)
+
+        ours.post([b"small"])
+        theirs.post([b"small"])
+        assert take(ours) == [[b"small"]]
+        assert not memory.is_used
+        ours.post([b"head", bytes(MIB)])
+        assert memory.is_used
+        memory.is_used = False
+        theirs.post([b"head", bytes(MIB)])
+        assert len(take(ours)) == 1
+        assert memory.is_used
+    context.term()
 
 
 def test_what_is_watched_is_what_was_asked_for_last(readiness: Readiness) -> None:
