@@ -293,14 +293,20 @@ class Executor(CallMethods[W]):
     ) -> None:
         """Form the group anew with *world_size* ranks, after the calls in flight.
 
+        On a cluster it first waits for the machines that are missing, while calls go on.
+
         Args:
             world_size: How many.
             layout: How they are laid out; needed where the executor was built with a layout.
             timeout: As in `restart`.
+
+        Raises:
+            NoNode: there is no machine for a rank, after ``cluster.node_wait`` seconds; nothing was
+                changed.
+            TimeoutError: as from `restart`.
         """
         plan = layout_for(self._spec, world_size, layout, now=self.layout)
-        self._group.reserve(world_size)
-        self._group.change(lambda: PlannedChange(size=world_size, layout=plan), timeout)
+        self._group.resize(world_size, plan, timeout)
 
     def forgive_restarts(self, count: int) -> None:
         """Have the last *count* restarts not count against the intensity.

@@ -148,7 +148,7 @@ class GroupActor(ProtectedActor):
             self._leases = self._places = NodePlaces(
                 group, spec.cluster, self._start_again, self._node_lost, self._note_fences
             )
-            group.nodes = self._places.nodes
+            group.nodes, group.machines = self._places.nodes, self._places.pool
         made.callback(self._leases.close)
         group.devices = self._leases.status
         self._shutdown = Shutdown(group, self._abandon)

@@ -66,7 +66,7 @@ from phalanx.supervision import (
     wait_periods,
 )
 
-from .actor import GroupActor
+from .actor import GroupActor, PlannedChange
 from .launcher import spawn_thread, too_few_descriptors
 
 if TYPE_CHECKING:
@@ -80,11 +80,12 @@ if TYPE_CHECKING:
     from phalanx.actors.observe.hooks import CallProbe, GroupProbe, Probe
     from phalanx.actors.observe.tracing import CallSpan
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
+    from phalanx.actors.spec.layout import Layout
     from phalanx.actors.spec.options import ExecutorSpec
+    from phalanx.cluster import NodePool
     from phalanx.runtime import Arena, DeviceStatus, Frame, NodeInfo, RankInfo, Runtime
     from phalanx.supervision import ExitReason, ProtectedActor, StartContext
 
-    from .actor import PlannedChange
     from .launcher import Spawn
     from .worker import Worker
 
@@ -137,6 +138,7 @@ class Group:
         cause: Why the group ended by itself; None if it was closed or lives.
         devices: Returns how the devices are.
         nodes: Returns how the nodes of the cluster are.
+        machines: Those of the cluster; None without one.
         probe: The hook of fault injection; None if there is none.
         numbers: Numbers of calls.
     """
@@ -175,6 +177,7 @@ class Group:
         self.closing = False
         self.devices: Callable[[], tuple[DeviceStatus, ...]] = tuple
         self.nodes: Callable[[], tuple[NodeInfo, ...]] = tuple
+        self.machines: NodePool | None = None
         self.probe: GroupProbe | None = None
         self.numbers = itertools.count(1)
         self.trace = GroupTrace(spec.name, spec.worker.__name__)
@@ -629,28 +632,55 @@ class Group:
         self._wait_for(call)
         return self.checkpoints.outcome(call)
 
+    def resize(self, world_size: int, layout: Layout | None, timeout: float | None) -> None:
+        """See `Executor.resize`: see `change`, once there are machines for that many ranks."""
+        deadline = self._deadline(timeout)
+        plan = PlannedChange()
+
+        def make() -> PlannedChange:
+            nonlocal plan
+            plan = PlannedChange(size=world_size, layout=layout)
+            return plan
+
+        self.reserve(world_size)
+        machines = self.machines
+        if machines is None:
+            self.change(make, timeout)
+            return
+        self._check_may_wait("a planned change")
+        self._wait_settled(timeout, deadline)
+        try:
+            if not machines.reserve(world_size, deadline, lambda: not self.closing):
+                self.check_open()
+                msg = f"no machines for {world_size} ranks after {timeout:g} s; nothing was changed"
+                raise TimeoutError(msg)
+            self.change(make, timeout, deadline=deadline)
+        finally:
+            if not plan.accepted:  # one that goes on needs them still
+                machines.unreserve(world_size)
+
     def change(
-        self, make: Callable[[], PlannedChange], timeout: float | None, *, force: bool = False
+        self,
+        make: Callable[[], PlannedChange],
+        timeout: float | None,
+        *,
+        force: bool = False,
+        deadline: float | None = None,
     ) -> None:
         """Have a planned change carried out while nothing is in flight; try until it is.
 
-        With *force* calls may be in flight, and no state is stored.
+        Args:
+            make: Returns the change; called at each try.
+            timeout: In seconds, until *deadline*; None there: from now on.
+            force: Calls may be in flight, and no state is stored.
 
         Raises:
             TimeoutError: *timeout* seconds passed first; the message says what was changed.
         """
         self._check_may_wait("a planned change")
-        self.check_open()
-        deadline = self._deadline(timeout)
+        deadline = self._deadline(timeout) if deadline is None else deadline
         while True:
-            with self.changed:
-                if not any(
-                    self.changed.wait_for(lambda: self.view.phase in _SETTLED, seconds)
-                    for seconds in wait_periods(self._left(deadline))
-                ):
-                    msg = f"the group is not whole after {timeout:g} s; nothing was changed"
-                    raise TimeoutError(msg)
-            self.check_open()
+            self._wait_settled(timeout, deadline)
             try:
                 if not force and not self.plane.pause(deadline):
                     msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
@@ -670,6 +700,23 @@ class Group:
             if plan.accepted:
                 return
             self.check_open()
+
+    def _wait_settled(self, timeout: float | None, deadline: float | None) -> None:
+        """Return once the group is whole.
+
+        Raises:
+            ExecutorClosed, GroupFailed: it has ended.
+            TimeoutError: the *deadline*, *timeout* seconds after the request, has passed first.
+        """
+        self.check_open()
+        with self.changed:
+            if not any(
+                self.changed.wait_for(lambda: self.view.phase in _SETTLED, seconds)
+                for seconds in wait_periods(self._left(deadline))
+            ):
+                msg = f"the group is not whole after {timeout:g} s; nothing was changed"
+                raise TimeoutError(msg)
+        self.check_open()
 
     def forgive_restarts(self, count: int) -> None:
         """See `Executor.forgive_restarts`."""

@@ -138,6 +138,9 @@ class NodePool:
         self._lost: set[int] = set()  # nodes that are not fenced yet
         self._together: dict[str, dict[int, int]] = {}  # lost ranks that are not told, by the cause
         self._at: dict[int, int] = {}  # rank -> node
+        self._size = 0  # of the group that was last to be placed
+        self._reserved: list[int] = []  # sizes that it may get
+        self._shortage: NoNode | NodeRefused | None = None
         self._left: set[int] = set()  # nodes that were asked to end, and may not have the order yet
         self._processes: dict[tuple[int, int], RemoteProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
@@ -195,30 +198,87 @@ class NodePool:
         Missing nodes are requested; those that no rank needs any longer are released. Where a
         wait *begins*, `node_wait` runs from now on.
         """
-        owner = self._owner
-        assert owner is not None
         with self._changed:
             before = {rank: node for rank, node in self._at.items() if rank < size}
             unfenced = sorted({before[r] for r in ranks if before.get(r) in self._lost})
-            states = {node.number: node.state for node in owner.nodes.nodes}
-            known = self._greetings.keys() - self._left
-            held = {n for n, state in states.items() if state in HELD and n in known}
-            needed = math.ceil(size / self._ranks_per_node)
-            owner.want(needed + self._options.spare_nodes, begins=begins)
+            self._size = size
+            self._request(begins=begins)
             if unfenced:
                 return f"{self._names(unfenced)} to be fenced"
+            held = self._held()
             placed = place(size, dict.fromkeys(held, self._ranks_per_node), before)
             if placed is None:
-                return f"{needed} nodes, of which {len(held)} serve"
-            suspects = sorted({placed[r] for r in ranks if states[placed[r]] is NodeState.SUSPECT})
+                return f"{self._nodes_for(size)} nodes, of which {len(held)} serve"
+            suspects = sorted({placed[r] for r in ranks if held[placed[r]] is NodeState.SUSPECT})
             if suspects:
                 return f"{self._names(suspects)} to be heard"
             self._at = placed
-            idle = sorted(held - set(placed.values()))
-            for number in idle[self._options.spare_nodes :]:
-                self._left.add(number)
-                owner.leave(number)
+            if size in self._reserved:
+                self._reserved.remove(size)
+            self._let_idle_go()
             return ""
+
+    def reserve(self, size: int, deadline: float | None, is_wanted: Callable[[], bool]) -> bool:
+        """Have machines for a group of *size*; ranks that run are not touched.
+
+        They are kept until a group of that size has been placed, or for `unreserve`.
+
+        Args:
+            deadline: On the monotonic clock; None for no limit but `node_wait`.
+            is_wanted: Asked while it waits; if it returns False there is no more waiting.
+
+        Returns:
+            Whether they are there.
+
+        Raises:
+            NoNode, NodeRefused: none could be had, or one that does not fit.
+        """
+        with self._changed:
+            self._reserved.append(size)
+            self._shortage = None
+            self._request(begins=True)
+            while len(self._held()) < self._nodes_for(size):
+                if self._shortage is not None:
+                    raise self._shortage
+                left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
+                if left <= 0 or not is_wanted():
+                    return False
+                self._changed.wait(left)
+            return True
+
+    def unreserve(self, size: int) -> None:
+        """Let the machines go that `reserve` has got."""
+        with self._changed:
+            if size in self._reserved:
+                self._reserved.remove(size)
+                self._request()
+                self._let_idle_go()
+
+    def _request(self, *, begins: bool = False) -> None:
+        """Request the nodes that are missing, and no others any longer."""
+        assert self._owner is not None
+        needed = self._nodes_for(max((self._size, *self._reserved)))
+        self._owner.want(needed + self._options.spare_nodes, begins=begins)
+
+    def _let_idle_go(self) -> None:
+        """Release the nodes that no rank needs, but for spares and what is reserved."""
+        assert self._owner is not None
+        reserved = self._nodes_for(max((self._size, *self._reserved)))
+        kept = self._options.spare_nodes + reserved - self._nodes_for(self._size)
+        idle = sorted(self._held().keys() - set(self._at.values()))
+        for number in idle[kept:]:
+            self._left.add(number)
+            self._owner.leave(number)
+
+    def _held(self) -> dict[int, NodeState]:
+        """Return the nodes that serve."""
+        assert self._owner is not None
+        known = self._greetings.keys() - self._left
+        states = {node.number: node.state for node in self._owner.nodes.nodes}
+        return {n: state for n, state in states.items() if state in HELD and n in known}
+
+    def _nodes_for(self, size: int) -> int:
+        return math.ceil(size / self._ranks_per_node)
 
     def places(self) -> dict[int, Place]:
         """Return where each rank is."""
@@ -355,6 +415,7 @@ class NodePool:
         """See `NodeListener`."""
         with self._changed:
             self._greetings[number] = greeting
+            self._changed.notify_all()
         self._send(number, Warm(preload=self._preload))
         self._happened(partial(NodeJoined), number)
         self._events.changed()
@@ -469,9 +530,11 @@ class NodePool:
 
     def failed(self, error: RuntimeFault) -> None:
         """See `NodeListener`."""
-        self._events.failed(
-            error if isinstance(error, NodeRefused | NoNode) else NoNode(str(error))
-        )
+        told = error if isinstance(error, NodeRefused | NoNode) else NoNode(str(error))
+        with self._changed:
+            self._shortage = told
+            self._changed.notify_all()
+        self._events.failed(told)
 
     def _started(self, number: int, message: Started) -> None:
         with self._changed:

@@ -376,7 +376,7 @@ def time_passed(nodes: Nodes, at: float) -> NodeDecision:
         if nodes.due_of(node) <= at:
             nodes, more = _overdue(nodes, node, at)
             actions += more
-    return nodes, actions
+    return nodes, tuple(dict.fromkeys(actions))  # several may want a machine, for one reason
 
 
 def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:

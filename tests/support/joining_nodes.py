@@ -101,9 +101,11 @@ class Site:
         file.chmod(0o600)
         return file
 
-    def join(self, *, key: Path | None = None, **options: Any) -> NodeCommand:
+    def join(
+        self, *, address: str | None = None, key: Path | None = None, **options: Any
+    ) -> NodeCommand:
         """Start a command."""
-        self.commands.append(NodeCommand(self.address, key or self.key, **options))
+        self.commands.append(NodeCommand(address or self.address, key or self.key, **options))
         return self.commands[-1]
 
     def group(self, worker: Any, size: int, runtime: Any, **given: Any) -> Executor[Any]:

@@ -8,18 +8,19 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.drivers import Driver
 from tests.support.joining_nodes import ROOT, Site
-from tests.support.processes import LONG, wait_until
+from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.rank_faults import wait_healed
 from tests.support.workers import Echo
 
 from phalanx.cluster import NodeFenced, NodeLost
-from phalanx.errors import NoNode, RuntimeFault, StartFailed
+from phalanx.errors import ExecutorClosed, NoNode, RuntimeFault, StartFailed
 from phalanx.runtime import PeerRejected, Runtime, procfs
 from phalanx.supervision import Intensity, Strategy
 
@@ -146,6 +147,84 @@ def test_a_machine_that_was_asked_for_by_a_resize_that_was_taken_back_gets_no_no
     assert group.collective_rpc("rank") == [0]
     assert [node.state for node in group.status().nodes] == ["up", "up"]
     assert late.node_process() is None
+
+
+def test_a_host_that_is_not_known_is_told_at_once_and_again_at_the_end(site: Site) -> None:
+    command = site.join(address="nowhere.invalid:29600", wait=3.0)
+
+    wait_until(lambda: command.says("waiting for a driver at nowhere.invalid:29600: there is no"))
+    assert command.ended() == 1
+    assert command.says("within 3 s: there is no host 'nowhere.invalid'")
+
+
+def test_a_resize_for_which_there_are_no_machines_changes_nothing(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime, node_wait=1.5)
+    before = group.ranks[0].pid
+
+    with pytest.raises(NoNode, match=r"no machine in 1\.5 s: 2 more have to join at tcp://"):
+        group.resize(3, timeout=LONG)
+    with pytest.raises(TimeoutError, match="no machines for 2 ranks after 0.5 s; nothing was"):
+        group.resize(2, timeout=0.5)
+
+    assert group.collective_rpc("rank") == [0]
+    assert group.ranks[0].pid == before
+    late = site.join()  # nobody asks for it any longer
+    wait_until(lambda: late.says("joined"))
+    group.restart(timeout=LONG)
+    assert late.node_process() is None
+    group.resize(2, timeout=LONG)
+    assert group.collective_rpc("rank") == [0, 1]
+    assert [node.state for node in group.status().nodes] == ["up", "up"]
+
+
+def test_calls_and_restarts_go_on_while_a_resize_waits_for_machines(
+    site: Site, runtime: Runtime
+) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime)
+    done = threading.Event()
+
+    def resize() -> None:
+        group.resize(3, timeout=LONG)
+        done.set()
+
+    waiting = start_thread(resize)
+    wait_until(lambda: len(group.status().nodes) == 3)  # two of them are asked for
+    assert group.collective_rpc("rank") == [0]
+    site.join()
+    wait_until(lambda: [node.state for node in group.status().nodes].count("up") == 2)
+    group.restart(timeout=LONG)  # which needs one machine only
+    os.kill(group.ranks[0].pid or 0, signal.SIGKILL)
+    wait_healed(group)
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0]
+    assert not done.is_set()
+    site.join()
+
+    waiting.join(LONG)
+    assert done.is_set()
+    assert group.collective_rpc("rank") == [0, 1, 2]
+
+
+def test_a_close_ends_a_resize_that_waits_for_machines(site: Site, runtime: Runtime) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime)
+    errors: list[BaseException] = []
+
+    def resize() -> None:
+        try:
+            group.resize(2)
+        except ExecutorClosed as error:
+            errors.append(error)
+
+    waiting = start_thread(resize)
+    wait_until(lambda: len(group.status().nodes) == 2)
+    group.close()
+
+    waiting.join(LONG)
+    assert len(errors) == 1
 
 
 @pytest.mark.soak

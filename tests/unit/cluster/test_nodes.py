@@ -175,6 +175,15 @@ def test_a_machine_that_does_not_come_is_told_once_for_each_time_that_nodes_are_
     assert decide.greeted(nodes, 0, "0", 701.0)[1] == (Admit(0),)
 
 
+def test_machines_that_do_not_come_for_one_reason_are_told_once() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 3, 0.0)
+
+    nodes, actions = decide.time_passed(nodes, 60.0)
+
+    assert actions == (NoNode("no machine in 60 s"),)
+    assert decide.time_passed(nodes, 61.0)[1] == ()
+
+
 def test_the_wait_for_a_machine_begins_anew_with_each_start_that_needs_one() -> None:
     nodes, _ = decide.greeted(
         decide.offered(decide.want(Nodes(0, LIMITS), 2, 0.0)[0], 0, 1.0)[0], 0, "a", 2.0
