@@ -11,6 +11,7 @@ from .driver.events import NodeQuarantined as NodeQuarantined
 from .driver.events import NodeRecovered as NodeRecovered
 from .driver.events import NodeSuspect as NodeSuspect
 from .driver.node_pool import NodePool as NodePool
+from .driver.node_pool import Reservation as Reservation
 from .driver.options import ClusterOptions as ClusterOptions
 from .driver.remote_process import RemoteProcess as RemoteProcess
 from .join.options import JoinedNodes as JoinedNodes

@@ -293,7 +293,8 @@ class Executor(CallMethods[W]):
     ) -> None:
         """Form the group anew with *world_size* ranks, after the calls in flight.
 
-        On a cluster it first waits for the machines that are missing, while calls go on.
+        On a cluster it first waits for the machines that are missing, while calls go on. One that
+        is lost after the first rank has been ended is replaced as after any loss.
 
         Args:
             world_size: How many.

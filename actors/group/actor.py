@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
     from phalanx.actors.calls.rank import Progress
     from phalanx.actors.spec.layout import Layout
+    from phalanx.cluster import Reservation
     from phalanx.runtime import Rendezvous
 
     from .handle import Group, Parent
@@ -87,6 +88,7 @@ class PlannedChange:
     Attributes:
         force: Whether calls in flight are ended.
         done: Set once the group is whole again, has ended, or the request came too late.
+        reservation: Of the machines that it needs; None where it needs no others.
         accepted: Whether it was carried out.
     """
 
@@ -94,6 +96,7 @@ class PlannedChange:
     size: int | None = None
     layout: Layout | None = None
     force: bool = False
+    reservation: Reservation | None = None
     accepted: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -406,6 +409,8 @@ class GroupActor(ProtectedActor):
             plan.done.set()
             return
         plan.accepted = True
+        if plan.reservation is not None:
+            plan.reservation.is_confirmed = True
         self._plan = plan
         self._planned += 1
         self._planned_at = self._clock()

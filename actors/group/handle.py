@@ -633,54 +633,54 @@ class Group:
         return self.checkpoints.outcome(call)
 
     def resize(self, world_size: int, layout: Layout | None, timeout: float | None) -> None:
-        """See `Executor.resize`: see `change`, once there are machines for that many ranks."""
-        deadline = self._deadline(timeout)
-        plan = PlannedChange()
-
-        def make() -> PlannedChange:
-            nonlocal plan
-            plan = PlannedChange(size=world_size, layout=layout)
-            return plan
-
+        """Have the group formed anew with that many ranks; see `Executor.resize`."""
         self.reserve(world_size)
         machines = self.machines
         if machines is None:
-            self.change(make, timeout)
+            plan = partial(PlannedChange, size=world_size, layout=layout)
+            self.change(plan, timeout)
             return
         self._check_may_wait("a planned change")
-        self._wait_settled(timeout, deadline)
-        try:
-            if not machines.reserve(world_size, deadline, lambda: not self.closing):
-                self.check_open()
-                msg = f"no machines for {world_size} ranks after {timeout:g} s; nothing was changed"
-                raise TimeoutError(msg)
-            self.change(make, timeout, deadline=deadline)
-        finally:
-            if not plan.accepted:  # one that goes on needs them still
-                machines.unreserve(world_size)
+        self._wait_settled(timeout, self._deadline(timeout))  # else there may be no cluster yet
+        with machines.reserve_machines(world_size) as reservation:
+
+            def await_machines(deadline: float | None) -> None:
+                if not machines.await_machines(reservation, deadline, lambda: not self.is_ending):
+                    self.check_open()
+                    what = f"there are no machines for {world_size} ranks"
+                    raise TimeoutError(f"{what} after {timeout:g} s; nothing was changed")
+
+            def confirmed() -> PlannedChange | None:
+                if not machines.has_machines(reservation):
+                    return None  # one was lost while calls in flight were awaited
+                return PlannedChange(size=world_size, layout=layout, reservation=reservation)
+
+            self.change(confirmed, timeout, before=await_machines)
 
     def change(
         self,
-        make: Callable[[], PlannedChange],
+        make: Callable[[], PlannedChange | None],
         timeout: float | None,
         *,
         force: bool = False,
-        deadline: float | None = None,
+        before: Callable[[float | None], None] | None = None,
     ) -> None:
         """Have a planned change carried out while nothing is in flight; try until it is.
 
         Args:
-            make: Returns the change; called at each try.
-            timeout: In seconds, until *deadline*; None there: from now on.
+            make: Returns the change, at each try; None to try again.
             force: Calls may be in flight, and no state is stored.
+            before: Called with the deadline before each try, while calls go on.
 
         Raises:
             TimeoutError: *timeout* seconds passed first; the message says what was changed.
         """
         self._check_may_wait("a planned change")
-        deadline = self._deadline(timeout) if deadline is None else deadline
+        deadline = self._deadline(timeout)
         while True:
             self._wait_settled(timeout, deadline)
+            if before is not None:
+                before(deadline)
             try:
                 if not force and not self.plane.pause(deadline):
                     msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
@@ -688,24 +688,30 @@ class Group:
                 if not force and self.checkpoints is not None and self.checkpoints.is_unsaved():
                     self.save(self._left(deadline), under_hold=True)
                 plan = make()
-                self.tell(plan)
-                while not plan.done.wait(max(0.01, min(1.0, self._left(deadline, 1.0)))):
-                    if self.gone.is_set():
-                        break
-                    if plan.accepted and deadline is not None and self.clock() >= deadline:
-                        msg = f"the change is under way, not done after {timeout:g} s; it goes on"
-                        raise TimeoutError(msg)
+                if plan is not None:
+                    self.tell(plan)
+                    self._wait_done(plan, timeout, deadline)
             finally:
                 self.plane.resume()
-            if plan.accepted:
+            if plan is not None and plan.accepted:
                 return
             self.check_open()
+
+    def _wait_done(
+        self, plan: PlannedChange, timeout: float | None, deadline: float | None
+    ) -> None:
+        while not plan.done.wait(max(0.01, min(1.0, self._left(deadline, 1.0)))):
+            if self.gone.is_set():
+                return
+            if plan.accepted and deadline is not None and self.clock() >= deadline:
+                msg = f"the change is under way, not done after {timeout:g} s; it goes on"
+                raise TimeoutError(msg)
 
     def _wait_settled(self, timeout: float | None, deadline: float | None) -> None:
         """Return once the group is whole.
 
         Raises:
-            ExecutorClosed, GroupFailed: it has ended.
+            ExecutorClosed: it has ended.
             TimeoutError: the *deadline*, *timeout* seconds after the request, has passed first.
         """
         self.check_open()

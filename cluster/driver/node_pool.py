@@ -14,6 +14,8 @@ import math
 import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -51,7 +53,7 @@ from .node_owner import NodeOwner
 from .remote_process import RemoteProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from phalanx.cluster.link.messages import Greeting, Message
     from phalanx.runtime import EventLoop, Launcher, LoggedEvent
@@ -104,6 +106,20 @@ class _Launch:
     error: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Machines for a group of *size*; see `NodePool.reserve_machines`.
+
+    Attributes:
+        error: Why there are too few.
+        is_confirmed: Whether the group is about to be formed.
+    """
+
+    size: int
+    error: NoNode | NodeRefused | None = None
+    is_confirmed: bool = False
+
+
 class NodePool:
     """See the module. Thread-safe.
 
@@ -139,14 +155,14 @@ class NodePool:
         self._together: dict[str, dict[int, int]] = {}  # lost ranks that are not told, by the cause
         self._at: dict[int, int] = {}  # rank -> node
         self._size = 0  # of the group that was last to be placed
-        self._reserved: list[int] = []  # sizes that it may get
-        self._shortage: NoNode | NodeRefused | None = None
+        self._reservations: list[Reservation] = []
         self._left: set[int] = set()  # nodes that were asked to end, and may not have the order yet
         self._processes: dict[tuple[int, int], RemoteProcess] = {}  # by rank and incarnation
         self._orders = itertools.count(1)
         self._launches: dict[int, _Launch] = {}  # by the numbers of their orders
         self._under_way: list[_Launch] = []
         self._is_empty = False
+        self._is_closed = False
         self.address = ""
 
     def open(self) -> None:
@@ -213,62 +229,81 @@ class NodePool:
             if suspects:
                 return f"{self._names(suspects)} to be heard"
             self._at = placed
-            if size in self._reserved:
-                self._reserved.remove(size)
+            self._reservations = [
+                each for each in self._reservations if not each.is_confirmed or each.size != size
+            ]
             self._let_idle_go()
             return ""
 
-    def reserve(self, size: int, deadline: float | None, is_wanted: Callable[[], bool]) -> bool:
-        """Have machines for a group of *size*; ranks that run are not touched.
+    @contextmanager
+    def reserve_machines(self, size: int) -> Iterator[Reservation]:
+        """Request machines for a group of *size*, beside all that runs.
 
-        They are kept until a group of that size has been placed, or for `unreserve`.
+        They are let go at the end, unless the reservation was confirmed: then once a group of that
+        size has been placed.
+        """
+        with self._changed:
+            reservation = Reservation(size)
+            begins = not self._reservations
+            self._reservations.append(reservation)
+            self._request(begins=begins)
+        try:
+            yield reservation
+        finally:
+            with self._changed:
+                if not reservation.is_confirmed:
+                    self._reservations.remove(reservation)
+                    self._request()
+                    self._let_idle_go()
+
+    def await_machines(
+        self, reservation: Reservation, deadline: float | None, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Return whether the machines of *reservation* are there; wait for those that are not.
 
         Args:
             deadline: On the monotonic clock; None for no limit but `node_wait`.
             is_wanted: Asked while it waits; if it returns False there is no more waiting.
 
-        Returns:
-            Whether they are there.
-
         Raises:
-            NoNode, NodeRefused: none could be had, or one that does not fit.
+            NoNode, NodeRefused: one could not be had, or does not fit.
         """
         with self._changed:
-            self._reserved.append(size)
-            self._shortage = None
-            self._request(begins=True)
-            while len(self._held()) < self._nodes_for(size):
-                if self._shortage is not None:
-                    raise self._shortage
+            while not self.has_machines(reservation):
+                if reservation.error is not None:
+                    raise reservation.error
                 left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
-                if left <= 0 or not is_wanted():
+                if left <= 0 or self._is_closed or not is_wanted():
                     return False
                 self._changed.wait(left)
             return True
 
-    def unreserve(self, size: int) -> None:
-        """Let the machines go that `reserve` has got."""
+    def has_machines(self, reservation: Reservation) -> bool:
+        """Return whether all machines of *reservation* are there just now."""
         with self._changed:
-            if size in self._reserved:
-                self._reserved.remove(size)
-                self._request()
-                self._let_idle_go()
+            return len(self._held()) >= self._nodes_for(reservation.size)
 
     def _request(self, *, begins: bool = False) -> None:
         """Request the nodes that are missing, and no others any longer."""
         assert self._owner is not None
-        needed = self._nodes_for(max((self._size, *self._reserved)))
-        self._owner.want(needed + self._options.spare_nodes, begins=begins)
+        if not self._is_closed:
+            self._owner.want(self._nodes_wanted + self._options.spare_nodes, begins=begins)
 
     def _let_idle_go(self) -> None:
-        """Release the nodes that no rank needs, but for spares and what is reserved."""
+        """Release the nodes that no rank needs, but for spares and what is to be placed yet."""
         assert self._owner is not None
-        reserved = self._nodes_for(max((self._size, *self._reserved)))
-        kept = self._options.spare_nodes + reserved - self._nodes_for(self._size)
-        idle = sorted(self._held().keys() - set(self._at.values()))
-        for number in idle[kept:]:
+        if self._is_closed:
+            return
+        held, placed = self._held(), set(self._at.values())
+        kept = max(0, self._nodes_wanted - len(held.keys() & placed)) + self._options.spare_nodes
+        for number in sorted(held.keys() - placed)[kept:]:
             self._left.add(number)
             self._owner.leave(number)
+
+    @property
+    def _nodes_wanted(self) -> int:
+        """How many nodes the ranks need, and those of groups that are to be placed."""
+        return self._nodes_for(max((self._size, *(each.size for each in self._reservations))))
 
     def _held(self) -> dict[int, NodeState]:
         """Return the nodes that serve."""
@@ -400,6 +435,9 @@ class NodePool:
 
     def close(self) -> None:
         """End all nodes, the gateway and the engine. Not on the event loop's thread."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         if self._owner is not None:
             self._owner.close()
             limits = self._owner.nodes.limits
@@ -532,7 +570,8 @@ class NodePool:
         """See `NodeListener`."""
         told = error if isinstance(error, NodeRefused | NoNode) else NoNode(str(error))
         with self._changed:
-            self._shortage = told
+            for reservation in self._reservations:
+                reservation.error = copy(told)
             self._changed.notify_all()
         self._events.failed(told)
 

@@ -26,6 +26,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections import deque
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})", re.ASCII)
 _LOOK = 1000  # milliseconds between looks at the time
-_QUIET = 1.0  # seconds without a driver, after which that is said
+_QUIET = 1.0  # seconds without a driver, after which that is said; and for its name, at most
 _ATTEMPTS = 10  # that end in the handshake; a few may, where a driver is about to listen, or to end
 _CLOSE = 10.0
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"CURVE".ljust(52, b"\0")  # of ZMTP 3.0
@@ -123,27 +124,36 @@ class _Machine:
             NodeRefused: the other end has not the key.
             RuntimeFault: there is no other end, or one that is no driver's, as a proxy without one.
         """
-        until, tell_at = time.monotonic() + wait, time.monotonic() + _QUIET
+        until, tell_at, why = time.monotonic() + wait, time.monotonic() + _QUIET, ""
         self._link.connect()
         while self._link.state is not LinkState.OPEN:
             if self._link.failures >= _ATTEMPTS and self._is_driver():
                 raise NodeRefused(f"{self._address} has another key, or is not a phalanx driver")
             if time.monotonic() >= until:
                 missing = f"no driver was reached at {self._address} within {wait:g} s"
-                raise RuntimeFault(missing + self._why_unresolved())
+                raise RuntimeFault(missing + why)
             if time.monotonic() >= tell_at:
-                tell_at = math.inf
-                _say(f"waiting for a driver at {self._address}{self._why_unresolved()}")
+                tell_at, why = math.inf, self._why_unresolved()
+                _say(f"waiting for a driver at {self._address}{why}")
             self._wait(_LOOK)
 
     def _why_unresolved(self) -> str:
         """Return what is wrong with the driver's host name, which may get known yet; or ""."""
-        host = self._address.rpartition(":")[0].strip("[]")
-        try:
-            socket.getaddrinfo(host, None)
-        except OSError as error:
-            return f": there is no host {host!r} ({error.strerror})"
-        return ""
+        host, found = self._address.rpartition(":")[0].strip("[]"), [": its name is looked up"]
+
+        def look_up() -> None:
+            try:
+                socket.getaddrinfo(host, None)
+            except (OSError, UnicodeError) as error:
+                why = getattr(error, "strerror", None) or error
+                found[0] = f": the host {host!r} is not found ({why})"
+            else:
+                found[0] = ""
+
+        thread = threading.Thread(target=look_up, daemon=True)  # without servers it takes minutes
+        thread.start()
+        thread.join(_QUIET)
+        return found[0]
 
     def _is_driver(self) -> bool:
         """Return whether the other end, which ends each connection, speaks as a driver does."""

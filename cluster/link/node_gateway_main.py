@@ -99,6 +99,7 @@ class NodeGatewayProcess(GatewayProcess):
         self._new_beats: dict[int, float] = {}
         self._reported_at = 0.0
         self._asked: deque[tuple[float, int]] = deque()  # its questions for the time
+        self._closed_nodes: list[int] = []  # whose connection was found closed; not yet told
         self._outputs: deque[_Node] = deque()  # whose output the driver has not taken
         # Refused peers that may yet be admitted, by key: time of the report, address, and reason.
         self._pending_refusals: dict[bytes, tuple[float, str, str]] = {}
@@ -107,6 +108,8 @@ class NodeGatewayProcess(GatewayProcess):
     # --- what every gateway does, and more for nodes ----------------------------------------
 
     def _next(self, due: float) -> float:
+        if self._closed_nodes:
+            return 0.0
         for at, _, _ in self._pending_refusals.values():
             due = min(due, at)
         if self._asked:
@@ -116,6 +119,9 @@ class NodeGatewayProcess(GatewayProcess):
         return super()._next(due)
 
     def _go_on(self, now: float) -> None:
+        while self._closed_nodes:
+            self._listen(now, everything=True)  # what it sent before comes first
+            self._tell({"closed": self._closed_nodes.pop(0), "at": time.monotonic()})
         super()._go_on(now)
         for key, (due, address, why) in list(self._pending_refusals.items()):
             if now >= due:
@@ -246,8 +252,7 @@ class NodeGatewayProcess(GatewayProcess):
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             node.is_closed = True
-            self._listen(time.monotonic(), everything=True)  # what it sent before comes first
-            self._tell({"closed": node.number, "at": time.monotonic()})
+            self._closed_nodes.append(node.number)
 
 
 def _cut(fds: Sequence[int], sizes: Sequence[int]) -> list[bytes]:

@@ -160,6 +160,7 @@ class GatewayProcess:
         self._sockets: dict[int, RemoteRank] = {}  # by descriptor
         self._used: set[RemoteRank] = set()  # that something has happened to
         self._is_settled = False  # nothing has that matters to all of them
+        self._tell({"ready": self._bind(), "key": public.decode()})
         self._readiness = Readiness()
         self._memory = MessageMemory()
         self._messages = MessageSocket(self._router, self._memory)
@@ -168,7 +169,6 @@ class GatewayProcess:
         for each in (self._messages, self._events, self._questions):
             self._readiness.watch(each.fd, IN)
             each.has_more()  # asked once, for else the descriptor would tell nothing
-        self._tell({"ready": self._bind(), "key": public.decode()})
 
     def run(self) -> None:
         """Pass on messages, until the driver closes the socket."""

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,9 +153,9 @@ def test_a_machine_that_was_asked_for_by_a_resize_that_was_taken_back_gets_no_no
 def test_a_host_that_is_not_known_is_told_at_once_and_again_at_the_end(site: Site) -> None:
     command = site.join(address="nowhere.invalid:29600", wait=3.0)
 
-    wait_until(lambda: command.says("waiting for a driver at nowhere.invalid:29600: there is no"))
+    wait_until(lambda: command.says("waiting for a driver at nowhere.invalid:29600: the host"))
     assert command.ended() == 1
-    assert command.says("within 3 s: there is no host 'nowhere.invalid'")
+    assert command.says("within 3 s: the host 'nowhere.invalid' is not found")
 
 
 def test_a_resize_for_which_there_are_no_machines_changes_nothing(
@@ -208,23 +209,58 @@ def test_calls_and_restarts_go_on_while_a_resize_waits_for_machines(
     assert group.collective_rpc("rank") == [0, 1, 2]
 
 
-def test_a_close_ends_a_resize_that_waits_for_machines(site: Site, runtime: Runtime) -> None:
-    site.join()
-    group = site.group(Echo, 1, runtime)
+@pytest.mark.parametrize("how", ["close", "fail"])
+def test_the_end_of_a_group_ends_a_resize_that_waits_for_machines(
+    site: Site, runtime: Runtime, how: str
+) -> None:
+    command = site.join()
+    group = site.group(Echo, 1, runtime, intensity=Intensity(0, 60.0))
+
     errors: list[BaseException] = []
 
     def resize() -> None:
         try:
-            group.resize(2)
+            group.resize(3)
         except ExecutorClosed as error:
             errors.append(error)
 
     waiting = start_thread(resize)
-    wait_until(lambda: len(group.status().nodes) == 2)
-    group.close()
+    wait_until(lambda: len(group.status().nodes) == 3)
+    if how == "close":
+        group.close()
+    else:
+        os.kill(group.ranks[0].pid or 0, signal.SIGKILL)
 
     waiting.join(LONG)
-    assert len(errors) == 1
+    assert [type(error) for error in errors] == [ExecutorClosed]
+    group.close()
+    assert group.status().nodes == ()
+    assert command.ended() == 0
+
+
+def test_a_machine_that_is_lost_while_calls_in_flight_are_awaited_is_awaited_again(
+    site: Site, runtime: Runtime, tmp_path: Path
+) -> None:
+    site.join()
+    group = site.group(Echo, 1, runtime)
+    before = group.ranks[0].pid
+    call = group.collective_rpc("gated", args=(str(tmp_path / "gate"), "done"), non_block=True)
+    waiting = start_thread(partial(group.resize, 2))
+    second = site.join()
+    wait_until(lambda: [node.state for node in group.status().nodes] == ["up", "up"])
+
+    site.lose(second)
+    second.close()
+    wait_until(lambda: [node.state for node in group.status().nodes].count("up") == 1)
+    (tmp_path / "gate").touch()
+
+    assert call.result(LONG) == ["done"]
+    assert group.collective_rpc("rank") == [0]
+    assert group.ranks[0].pid == before
+    site.join()
+    waiting.join(LONG)
+    assert group.collective_rpc("rank") == [0, 1]
+    assert group.status().restarts == 0
 
 
 @pytest.mark.soak

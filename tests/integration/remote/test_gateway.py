@@ -12,9 +12,9 @@ import zmq
 from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress, Slot
 from zmq.utils import z85
 
-from phalanx.runtime import Frame, Kind
+from phalanx.runtime import Frame, Kind, Payload
 from phalanx.runtime.remote.gateway import MessageMalformed, PeerRejected
-from phalanx.runtime.remote.link import LARGEST, Lane, Say
+from phalanx.runtime.remote.link import LARGEST, Lane, Link, Say
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
 
@@ -44,6 +44,26 @@ def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -
     answer = slot.next()
     assert isinstance(answer, Frame)
     assert (answer.kind, answer.call_id) == (Kind.REPLY, 1)
+
+
+def test_what_arrives_together_reaches_the_driver_one_by_one(
+    driver: Driver, joined: Joined
+) -> None:
+    slot, rank = joined(driver)
+    slot.call(1)
+    assert rank.takes_call() == 1
+    together = Link(rank.post, 0.0)
+    rank.line.attach(together)
+
+    for kind in (Kind.ITEM, Kind.ITEM, Kind.REPLY):
+        packet = Payload.of(None).packet(kind, epoch=1, call_id=1, incarnation=1)
+        rank.line.send_packet(Lane.DATA, packet)
+    rank.line.pump(0.0)
+    together.flush()
+
+    frames = [slot.next() for _ in range(3)]
+    kinds = [frame.kind for frame in frames if isinstance(frame, Frame)]
+    assert kinds == [Kind.ITEM, Kind.ITEM, Kind.REPLY]
 
 
 @pytest.mark.parametrize("who", ["noise", "no key", "another key", "another client", "oversized"])

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from phalanx.cluster.driver.node_pool import NodePool
 from phalanx.cluster.driver.options import ClusterOptions
 from phalanx.cluster.link.handshake import greeting_of
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import Nodes
+from phalanx.supervision import NoNode, RuntimeFault
 
 GREETING = greeting_of("0" * 32, "10.0.0.1")
 
 
 class Options(ClusterOptions):
     def engine(self, loop: object, *, gpus_per_rank: float) -> Any:
-        return None
+        return loop
 
 
 class World:
@@ -37,12 +40,20 @@ class World:
         self.pool = NodePool(this, this, options, this, group="tp", preload=(), gpus_per_rank=0)
         self.pool._owner = this
         self.pool._ranks_per_node = 1
-        self.nodes, _ = decide.want(self.nodes, nodes, 0.0)
         for number in range(nodes):
-            self.nodes, _ = decide.offered(self.nodes, number, 0.0)
-            self.nodes, _ = decide.greeted(self.nodes, number, str(number), 0.0)
-            self.pool.admitted(number, GREETING)
+            self.join(number)
         self.did.clear()
+
+    def join(self, number: int) -> None:
+        """Have the next node serve."""
+        self.nodes, _ = decide.want(self.nodes, number + 1, 0.0)
+        self.nodes, _ = decide.offered(self.nodes, number, 0.0)
+        self.nodes, _ = decide.greeted(self.nodes, number, str(number), 0.0)
+        self.pool.admitted(number, GREETING)
+
+    def asked(self, what: str) -> list[Any]:
+        """Return what the owner was asked: the numbers wanted, or the nodes that are to leave."""
+        return [each[1] for each in self.did if each[0] == what]
 
     def time(self) -> float:
         return 0.0
@@ -66,6 +77,79 @@ def test_a_node_that_was_asked_to_leave_is_given_no_rank_before_it_has_heard_tha
     assert ("leave", 1) in world.did
 
     assert world.pool.place(2, (1,)) == "2 nodes, of which 1 serve"
+
+
+def test_machines_of_a_resize_that_is_given_up_are_let_go() -> None:
+    world = World(1)
+    assert world.pool.place(1, (0,)) == ""
+
+    with world.pool.reserve_machines(3) as reservation:
+        world.join(1)
+        assert not world.pool.has_machines(reservation)
+        assert world.pool.place(1, (0,)) == ""  # a restart meanwhile
+        assert world.asked("leave") == []
+
+    assert world.asked("want") == [1, 3, 3, 1]
+    assert world.asked("leave") == [1]
+
+
+def test_machines_that_a_recovery_waits_for_are_not_let_go_with_those_of_a_resize() -> None:
+    world = World(2)
+    assert world.pool.place(2, (0, 1)) == ""
+    with world.pool.reserve_machines(3):
+        world.lose(1, "silent", counts_against_machine=True)
+        world.join(2)
+
+    assert world.asked("leave") == []
+    world.pool.fenced(1, "its lease is over")
+    assert world.pool.place(2, (1,)) == ""
+
+
+def test_machines_of_a_resize_under_way_are_not_let_go_with_those_of_another() -> None:
+    world = World(1)
+    assert world.pool.place(1, (0,)) == ""
+    with world.pool.reserve_machines(3) as reservation:
+        world.join(1)
+        world.join(2)
+        assert world.pool.has_machines(reservation)
+        reservation.is_confirmed = True
+    world.nodes, _ = decide.suspect_reported(world.nodes, 2, "silent", 1.0)
+    assert "to be heard" in world.pool.place(3, (0, 1, 2))
+
+    with world.pool.reserve_machines(2):
+        pass
+    assert world.asked("leave") == []
+
+    world.nodes, _ = decide.beat_received(world.nodes, 2, 2.0)
+    assert world.pool.place(3, (0, 1, 2)) == ""
+    assert world.pool.place(1, (0,)) == ""  # what was reserved is no longer
+    assert world.asked("want")[-1] == 1
+    assert world.asked("leave") == [1, 2]
+
+
+def test_what_is_short_is_told_to_each_that_waits_for_it() -> None:
+    world = World(1)
+    with world.pool.reserve_machines(2) as one, world.pool.reserve_machines(3) as other:
+        world.pool.failed(RuntimeFault("no machine in 600 s"))
+
+        errors: list[NoNode] = []
+        for each in (one, other):
+            with pytest.raises(NoNode, match="no machine in 600 s") as caught:
+                world.pool.await_machines(each, None, lambda: True)
+            errors.append(caught.value)
+    assert errors[0] is not errors[1]
+
+
+def test_nothing_is_requested_once_the_pool_is_closed() -> None:
+    world = World(1)
+    world.pool.emptied()
+    with world.pool.reserve_machines(2) as reservation:
+        world.did.clear()
+        world.pool.close()
+        assert not world.pool.await_machines(reservation, None, lambda: True)
+    world.pool.place(2, (0, 1))
+
+    assert world.asked("want") == world.asked("leave") == []
 
 
 def test_nodes_that_are_lost_of_one_cause_are_told_at_once_and_each_other_one_by_itself() -> None:
