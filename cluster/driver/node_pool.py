@@ -53,7 +53,7 @@ from .node_owner import NodeOwner
 from .remote_process import RemoteProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from phalanx.cluster.link.messages import Greeting, Message
     from phalanx.runtime import EventLoop, Launcher, LoggedEvent
@@ -236,7 +236,7 @@ class NodePool:
             return ""
 
     @contextmanager
-    def reserve_machines(self, size: int) -> Iterator[Reservation]:
+    def reserve_machines(self, size: int) -> Generator[Reservation]:
         """Request machines for a group of *size*, beside all that runs.
 
         They are let go at the end, unless the reservation was confirmed: then once a group of that
