@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import parse_monitor_message
 
 from phalanx.cluster.link.handshake import why_unfit
 from phalanx.cluster.link.messages import (
@@ -43,6 +42,7 @@ from phalanx.cluster.link.messages import (
 )
 from phalanx.runtime import descriptor_limit
 from phalanx.runtime.remote.authenticator import Authenticator
+from phalanx.runtime.remote.zeromq import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,7 +162,7 @@ class Broker:
     def _listen(self, on_message: Callable[..., None]) -> None:
         self._authenticator.answer(lambda address, why, _key: self._refused(address, why))
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+            event, _ = event_of(self._monitor.recv_multipart())
             if event == zmq.EVENT_DISCONNECTED:
                 self._look_at = min(self._look_at, time.monotonic() + _LAST_WORD)
             else:

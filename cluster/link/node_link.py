@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 from enum import Enum, auto
 from typing import TYPE_CHECKING, cast
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from .chunking import Inbox
 from .messages import MalformedMessage, Piece, Taken, decode, encode
@@ -24,6 +24,7 @@ from .messages import MalformedMessage, Piece, Taken, decode, encode
 if TYPE_CHECKING:
     from .messages import Message
 
+_EVENT = struct.Struct("=Hi")  # as zmq_socket_monitor(3) has it; pyzmq's way imports asyncio
 _LAST_WORDS = 1000  # milliseconds for what has been said on the way out
 _AT_ONCE = 0.5  # seconds; half of what an end gives a handshake
 
@@ -112,12 +113,12 @@ class NodeLink:
     def look(self) -> None:
         """Bring `state` up to date."""
         while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())
-            match event["event"]:
+            event, value = _EVENT.unpack(self.monitor.recv_multipart()[0])
+            match event:
                 case _ if self.state is LinkState.ENDED:
                     pass
                 case zmq.EVENT_CONNECTED:
-                    self.address = _own_address(event["value"])
+                    self.address = _own_address(value)
                     self._connected_at = time.monotonic()
                 case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     self.state = LinkState.OPEN

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.linux.descriptors import receive_with_fds
@@ -38,7 +37,7 @@ from .authenticator import Authenticator
 from .in_flight_query import InFlightQuery
 from .link import BODIES, LARGEST, Delivery, Line, Link, Say, SharedBodies, records
 from .remote_rank import RemoteRank
-from .zeromq import IN, OUT, MessageMemory, MessageSocket, Readiness
+from .zeromq import IN, OUT, MessageMemory, MessageSocket, Readiness, event_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -523,13 +522,13 @@ class GatewayProcess:
 
     def _watch(self, now: float) -> None:
         for message in self._events.messages():
-            event = parse_monitor_message([frame.bytes for frame in message])
-            if event["event"] == zmq.EVENT_DISCONNECTED:
+            event, _ = event_of([frame.bytes for frame in message])
+            if event == zmq.EVENT_DISCONNECTED:
                 self._looks, self._look_at = _LOOKS, now
                 self._closed += 1
                 continue
             self._closed -= 1  # ZeroMQ reports it as closed, too
-            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the authenticator reports it
+            if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the authenticator reports it
                 self._refuse("", _NOISE)
 
     def _refuse(self, address: str, why: str, key: bytes = b"") -> None:  # noqa: ARG002  # for subclasses

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import select
+import struct
 from typing import TYPE_CHECKING
 
 import zmq
@@ -27,6 +28,7 @@ _KEPT = 16 * 1024 * 1024  # bytes: a window of pieces, twice
 _IDLE = 2.0  # seconds
 _LARGE = 16 * 1024  # bytes of a part, from which on a message counts as large
 
+_EVENT = struct.Struct("=Hi")  # as zmq_socket_monitor(3) has it
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _EVENTS = int(zmq.EVENTS)
@@ -97,6 +99,15 @@ class MessageSocket:
             yield message
             if not self.has_more():
                 return
+
+
+def event_of(message: Sequence[bytes]) -> tuple[int, int]:
+    """Return the event that a *message* of a monitor's socket tells, and its value.
+
+    `zmq.utils.monitor` does the same, and imports asyncio.
+    """
+    event, value = _EVENT.unpack(message[0])
+    return event, value
 
 
 class Readiness:

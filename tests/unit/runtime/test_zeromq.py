@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from phalanx.runtime.remote.zeromq import (
     IN,
@@ -17,6 +18,7 @@ from phalanx.runtime.remote.zeromq import (
     MessageMemory,
     MessageSocket,
     Readiness,
+    event_of,
 )
 
 LONG = 10.0
@@ -102,6 +104,24 @@ def test_large_messages_count_as_use_of_their_memory() -> None:
         assert len(take(ours)) == 1
         assert memory.is_used
     context.term()
+
+
+def test_events_of_a_socket_are_those_that_pyzmq_reads() -> None:
+    with zmq.Context() as context:
+        near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        with near, far, near.get_monitor_socket() as monitor:
+            port = near.bind_to_random_port("tcp://127.0.0.1")
+            far.connect(f"tcp://127.0.0.1:{port}")
+            event = 0
+            while event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                assert monitor.poll(int(LONG * 1000))
+                message = monitor.recv_multipart()
+                event, value = event_of(message)
+                assert parse_monitor_message(message) == {
+                    "event": event,
+                    "value": value,
+                    "endpoint": message[1],
+                }
 
 
 def test_what_is_watched_is_what_was_asked_for_last(readiness: Readiness) -> None:
