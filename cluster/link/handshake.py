@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,6 @@ def version_mismatches(
 
 def _version(package: str) -> str:
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return str(import_module("importlib.metadata").version(package))
+    except ModuleNotFoundError:  # also where that is not installed
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cluster.driver.brokered_engine import BrokeredEngine
@@ -84,8 +84,8 @@ class Ray(ClusterOptions):
 def check_ray_installed() -> None:
     """Raise as `Ray.engine` does."""
     try:
-        there = version("ray")
-    except PackageNotFoundError:
+        there = str(import_module("importlib.metadata").version("ray"))
+    except ModuleNotFoundError:
         raise MissingPackage("ray", "ray") from None
     if tuple(int(part) for part in there.split(".")[:2]) < OLDEST:
         needed = ".".join(map(str, OLDEST))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from .replies import AsyncOutput
@@ -145,6 +144,7 @@ def outside(token: Any) -> None:
 
 def _version() -> str:
     try:
-        return version("phalanx")
-    except PackageNotFoundError:
+        # Not before it is needed: with all that it imports it would be a tenth of each start.
+        return str(import_module("importlib.metadata").version("phalanx"))
+    except ModuleNotFoundError:  # also where the package is not installed
         return ""
