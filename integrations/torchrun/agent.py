@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from .logs import LogPlan
     from .options import Options
 
-_PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torchrun.worker")
+_PRELOAD = ("torch", "torch._dynamo")  # but for commands, which import what they use themselves
+_WORKER = "phalanx.integrations.torchrun.worker"
 _FOREVER = 1e9  # seconds
 _MOMENT = 0.05  # seconds a group that goes on failing waits before its second restart
 _HEALTHY = 5.0  # seconds after which a round counts as one that worked
@@ -151,6 +152,7 @@ class _Run:
             path=path,
             hang_after=options.hang_after,
         )
+        preload = () if options.program.kind == "command" else _PRELOAD
         delay = options.longest_delay
         backoff = BackOff(initial=min(_MOMENT, delay), maximum=delay, reset_after=_HEALTHY)
         return Executor(
@@ -171,7 +173,7 @@ class _Run:
                 # Ranks may work on for as long as they like after one has left by os._exit(0).
                 stop=StopPolicy(ask=_FOREVER, hurry=options.shutdown_timeout),
             ),
-            launch=Launch(preload=(*_PRELOAD, *options.preload), stdio="inherit"),
+            launch=Launch(preload=(_WORKER, *preload, *options.preload), stdio="inherit"),
             runtime=runtime,
         )
 
