@@ -7,6 +7,8 @@
   a process. All are stopped (SIGSTOP) before any is killed, so that none forks meanwhile; a
   process that forks and exits during the search is found through its child. No signal goes to a
   process that merely got the pid of another.
+- Guardians are not stopped, and go behind the processes that they guard: if what kills dies
+  meanwhile, they end what it has stopped.
 - Python's resource trackers go last: once all others have ended, each removes the shared memory and
   semaphores that these have left, and ends by itself.
 - A process that has left the session, cleared its environment and lost its parent is not found.
@@ -40,6 +42,7 @@ _SHORTEST_TAG = 32  # the hexadecimal name of a tree
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
 _SHORT = 0.02  # seconds until a descriptor may have become free
 _TRACKER = b"from multiprocessing.resource_tracker import main"
+_GUARDIANS = ("phalanx: guardian", "phalanx_bare.guardian_main")  # with its title, and before
 _TIDY = 2.0  # seconds for a tracker to do its work
 _LISTINGS = 100  # of the processes in one look; mostly it takes one or two
 
@@ -93,6 +96,11 @@ class Victim(NamedTuple):
     pid: int
     ticks: int
     command: str
+
+    @property
+    def is_guardian(self) -> bool:
+        """Whether it is the guardian of a driver."""
+        return any(each in self.command for each in _GUARDIANS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +237,7 @@ def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
         held: dict[tuple[int, int], tuple[int, Victim]] = {}  # by key, with the pidfd
         short: OSError | None = None
         try:
-            stop_all(target, held, deadline, retries)
+            stop_all(target, held, deadline, retries, guardians=False)
         except OSError as error:
             if not descriptor_limit.is_shortage(error):
                 raise
@@ -251,12 +259,15 @@ def stop_all(
     held: dict[tuple[int, int], tuple[int, Victim]],
     deadline: float,
     retries: int = 3,
+    *,
+    guardians: bool = True,
 ) -> None:
     """Stop and hold processes until no new one is found: then none is left that could fork.
 
     Args:
         held: Those that are stopped are added, by key, each with a pidfd that is the caller's.
         retries: How often to look again because of a process without an environment.
+        guardians: Whether they are stopped, too; they fork nothing but another one.
 
     Raises:
         OSError: there was no descriptor for one of them.
@@ -269,7 +280,8 @@ def stop_all(
             pidfd = open_pidfd(task)
             if pidfd is not None:
                 held[task.key] = pidfd, victim
-                send_signal(pidfd, signal.SIGSTOP)
+                if guardians or not victim.is_guardian:
+                    send_signal(pidfd, signal.SIGSTOP)
         if time.monotonic() >= deadline:
             return
         if not new:
@@ -285,10 +297,12 @@ def _end_all(
     """Kill and release *held*; return those that still exist at *deadline*."""
     left: list[Victim] = []
     trackers = [pidfd for pidfd, victim in held.values() if _is_tracker(victim.pid)]
-    others = [pidfd for pidfd, _ in held.values() if pidfd not in trackers]
-    for pidfd in others:
-        send_signal(pidfd, signal.SIGKILL)
-    wait_all(others, deadline)
+    guardians = [pidfd for pidfd, victim in held.values() if victim.is_guardian]
+    others = [pidfd for pidfd, _ in held.values() if pidfd not in (*trackers, *guardians)]
+    for pidfds in (others, guardians):
+        for pidfd in pidfds:
+            send_signal(pidfd, signal.SIGKILL)
+        wait_all(pidfds, deadline)
     for number, until in ((signal.SIGCONT, time.monotonic() + _TIDY), (signal.SIGKILL, deadline)):
         for pidfd in trackers:
             send_signal(pidfd, number)

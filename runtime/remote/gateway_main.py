@@ -421,6 +421,8 @@ class GatewayProcess:
             case Say.TOLD:
                 if self._query is not None:
                     self._query.answered(rank, number, call)
+            case Say.PROGRESS:
+                rank.note_progress(call)
             case Say.END:
                 rank.end(call)
                 self._begin_query(rank, now)

@@ -154,6 +154,7 @@ class Say(IntEnum):
     END = 9  # the worker's sockets have ended; the call it had begun
     BYE = 10  # the rank's side is needed no more; of the line for bodies: nor is the other end
     FORGET = 11  # no packet will refer to that body any longer
+    PROGRESS = 12  # the call that the worker runs has reported progress
 
 
 @dataclass(slots=True)

@@ -204,6 +204,11 @@ class RemoteRank:
             packet = error_packet(error, delivery.head, incarnation, answer)
             self.line.taken(sock.send(packet, counts=1))
 
+    def note_progress(self, call_id: int) -> None:
+        """Have the limit of that call begin anew, if it runs and its time does."""
+        if call_id == self.running and self.page.begun_at:
+            self.page.go_on()
+
     # --- its end ------------------------------------------------------------------------
 
     def end(self, begun: int | None, why: str = "") -> None:

@@ -51,6 +51,7 @@ _PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of
 _AT_ONCE = 64
 _LAST_WORDS = 1000  # milliseconds for what has been said on the way out
 _END = 0.2  # seconds for the second of a dead worker's sockets to end after the first
+_PROGRESS = 0.1  # seconds between looks whether a call that runs has reported progress
 
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
@@ -77,14 +78,21 @@ class _WorkerSlot:
         self.line.attach(link)
         self._round = 0
         self._incarnation = 0
+        self._given = 0  # the last call that it was sent
+        self._looked_at = 0.0
+        self._progress = 0, 0.0  # the call that ran at the last look, and since when
         self.ended_at = math.inf
         self.is_end_reported = False
         self.is_done = False
 
     @property
     def next_look(self) -> float:
-        """When its end is to be looked for again: once everything has been sent that was read."""
-        if self.is_end_reported or not self.line.is_empty:
+        """When `look` is to be called though nothing has come from it."""
+        if self.is_end_reported:
+            return math.inf
+        if not self.data.ended and not self.control.ended:
+            return self._looked_at + _PROGRESS if self._given > self._page.finished else math.inf
+        if not self.line.is_empty:  # first everything is sent that was read
             return math.inf
         return self.ended_at + (0.0 if self.data.ended and self.control.ended else _END)
 
@@ -121,13 +129,24 @@ class _WorkerSlot:
             else:
                 self.line.send(Lane.DATA, frame)
 
-    def look_for_end(self, now: float) -> None:
-        """Report the worker's end, once everything it wrote has been sent."""
-        if self.data.ended or self.control.ended:
+    def look(self, now: float) -> None:
+        """Report progress of its call, and its end, once everything that it wrote has been sent."""
+        has_ended = self.data.ended or self.control.ended
+        if has_ended:
             self.ended_at = min(self.ended_at, now)
-        if now >= self.next_look:
+        if now < self.next_look:
+            return
+        if has_ended:
             self.is_end_reported = True
             self.line.say(Say.END, 0, self._page.begun, now=now)
+        else:
+            self._look_for_progress(now)
+
+    def _look_for_progress(self, now: float) -> None:
+        (call, since), self._looked_at = self._progress, now
+        self._progress = begun, at = self._page.begun, self._page.begun_at
+        if begun == call and at > since > 0:
+            self.line.say(Say.PROGRESS, 0, call, now=now)
 
     # --- from the driver's side -----------------------------------------------------------
 
@@ -170,6 +189,7 @@ class _WorkerSlot:
         error, large = delivery.error, delivery.large
         if error is None:
             if kind == Kind.CALL:
+                self._given = delivery.head[4]
                 packet = delivery.packet(flags=Flag.PACED, incarnation=self._round)
             else:
                 packet = delivery.packet()
@@ -298,7 +318,7 @@ class _Relay:
         used.update(slot for slot in self._slots.values() if now >= slot.next_look)
         for slot in used:
             # Before the line gets empty: then there was room, and there was nothing to read.
-            slot.look_for_end(now)
+            slot.look(now)
             slot.line.pump(now)
             if slot.is_done:
                 self._release_slot(slot)

@@ -57,6 +57,28 @@ def test_a_guardian_killed_in_the_middle_of_a_kill_leaves_nothing_stopped(
     driver.assert_gone()
 
 
+STOPS_AND_DIES = """
+import os, sys, time
+from phalanx.runtime.linux import process_tree
+process_tree._end_all = lambda *_: os._exit(0)
+process_tree.kill(process_tree.TreeTarget(sys.argv[1].encode()), time.monotonic() + 60)
+"""
+
+
+def test_what_kills_a_tree_and_dies_when_it_has_stopped_it_leaves_nothing_stopped(
+    drive: Any,
+) -> None:
+    """As a command may that sees its node process die, and is killed itself."""
+    driver = drive("launching_driver", "stay")
+    daemon = driver.receive()["daemon"]
+
+    assert run_python("-c", STOPS_AND_DIES, driver.mark).returncode == 0
+    wait_until(lambda: (task := procfs.read(daemon)) and task.state == "T")
+    driver.kill()
+
+    driver.assert_gone()
+
+
 @pytest.mark.parametrize("one_is_stopped", [False, True])
 def test_two_zygotes_end_the_tree_of_a_driver_that_is_killed_with_its_guardian(
     drive: Any, one_is_stopped: bool

@@ -78,6 +78,7 @@ def _goes_on(worker: WorkerActor) -> str:
     return "done"
 
 
+@pytest.mark.both_transports
 def test_a_call_that_reports_progress_may_run_for_longer_than_its_limit(make: Make) -> None:
     ex = make(hang_after=2.0)
 

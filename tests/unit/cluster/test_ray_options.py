@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from phalanx.cluster.ray import options
 from phalanx.cluster.ray.options import Ray
 from phalanx.runtime import EventLoop
 from phalanx.supervision import MissingPackage, RuntimeFault, SpecError
@@ -65,13 +64,13 @@ def test_an_amount_that_makes_no_sense_is_named() -> None:
 def test_a_ray_that_is_too_old_or_missing_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(options, "version", lambda _: "2.51.1")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.51.1")
     with pytest.raises(RuntimeFault, match=r"Ray 2\.51\.1 is too old: pip install 'ray>=2\.52'"):
         Ray().engine(LOOP, gpus_per_rank=1)
 
     def missing(_: str) -> str:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(options, "version", missing)
+    monkeypatch.setattr("importlib.metadata.version", missing)
     with pytest.raises(MissingPackage, match=r"pip install 'phalanx\[ray\]'"):
         Ray().engine(LOOP, gpus_per_rank=1)
