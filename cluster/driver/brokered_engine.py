@@ -69,6 +69,7 @@ class BrokeredEngine:
         self._leaving: set[int] = set()  # whose release the broker has not reported
         self._cluster: Cluster | None = None  # once it has been reached
         self._failure = ""
+        self._is_telling = False  # that all nodes are gone
         self._shortage = ""
         self._helper = Helper(
             loop,
@@ -124,6 +125,11 @@ class BrokeredEngine:
         """See `Engine`."""
         with self._changed:
             return self._shortage
+
+    @property
+    def is_ending(self) -> bool:
+        """See `Engine`."""
+        return self._helper.is_ending or self._is_telling
 
     def close(self) -> None:
         """See `Engine`."""
@@ -218,6 +224,11 @@ class BrokeredEngine:
             self._failure = self._failure or why
             self._changed.notify_all()
             was_reached = self._cluster is not None
+        self._is_telling = True
         for number, events in lost.items():
             events.gone(number, why, swept=False, counts_against_machine=False)
+        self._loop.post(self._has_told)  # behind what these have posted
         return was_reached
+
+    def _has_told(self) -> None:
+        self._is_telling = False

@@ -77,6 +77,11 @@ class Engine(Protocol):
     def release(self, number: int) -> None:
         """End the node process if it is there, what it left, and the reservation. Idempotent."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether all nodes are about to be told as gone: what has started them has ended."""
+        ...
+
     def shortage(self) -> str:
         """Return what there is, for the error that no machine could be had; may be empty."""
         ...

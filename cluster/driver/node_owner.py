@@ -115,6 +115,8 @@ class NodeOwner:
         self._listener = listener
         self._greetings: dict[int, Greeting] = {}
         self._offers: list[int] = []  # of machines, while the gateway is being replaced
+        # What has come of the end of the engine, until that is told: of all nodes, as one cause.
+        self._held_back: dict[int, list[Callable[[], NodeDecision]]] = {}
         self._timer: Timer | None = None
         self._overdue: Timer | None = None  # of the gateway's answer
         self._asks = 0
@@ -204,7 +206,12 @@ class NodeOwner:
                 self.nodes, number, why, at, counts_against_machine=counts_against_machine
             )
 
-        self._post(judge)
+        def judge_all() -> None:
+            self._take(judge())
+            for later in self._held_back.pop(number, ()):
+                self._take(later())
+
+        self._loop.post(judge_all)
 
     def engine_gone(self, why: str) -> None:
         """See `EngineEvents`."""
@@ -221,7 +228,7 @@ class NodeOwner:
         if isinstance(message, Greeting):
             self._greeted(number, message, at)
         elif isinstance(message, Swept):
-            self._take(decide.ended(self.nodes, number, "its last word", at))
+            self._judge(number, lambda: decide.ended(self.nodes, number, "its last word", at))
         elif self.nodes.find(number, *HELD, NodeState.LEAVING):
             self._listener.received(number, message)
 
@@ -231,7 +238,9 @@ class NodeOwner:
 
     def closed(self, number: int, at: float) -> None:
         """See `GatewayEvents`."""
-        self._take(decide.gone(self.nodes, number, "its control link has ended", at))
+        self._judge(
+            number, lambda: decide.gone(self.nodes, number, "its control link has ended", at)
+        )
 
     def silenced(self, number: int, last: float) -> None:
         """See `GatewayEvents`."""
@@ -271,6 +280,13 @@ class NodeOwner:
 
     def _post(self, judge: Callable[[], NodeDecision]) -> None:
         self._loop.post(lambda: self._take(judge()))
+
+    def _judge(self, number: int, judge: Callable[[], NodeDecision]) -> None:
+        """Take what has ended a node; not before the end of the engine that may be its cause."""
+        if self._engine.is_ending and self.nodes.find(number, *HELD):
+            self._held_back.setdefault(number, []).append(judge)
+        else:
+            self._take(judge())
 
     def _greeted(self, number: int, greeting: Greeting, at: float) -> None:
         why = why_unfit(greeting)

@@ -132,6 +132,16 @@ class Helper:
         process = self._process
         return process is not None and process.is_stopped()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process has closed its end, though `on_exit` has not been called yet."""
+        with self.lock:
+            if self._socket is None:
+                return False
+            poller = select.poll()
+            poller.register(self._socket, 0)  # POLLHUP comes in any case
+            return bool(poller.poll(0))
+
     def start(self) -> None:
         """Start the process unless it runs; return once it exists.
 

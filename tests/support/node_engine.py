@@ -124,6 +124,10 @@ class LocalEngine:
 
         self._run(release)
 
+    @property
+    def is_ending(self) -> bool:
+        return False
+
     def shortage(self) -> str:
         return ""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.drivers import Driver
 from tests.support.joining_nodes import ROOT, Site
-from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.processes import LONG, is_alive, start_thread, wait_until
 from tests.support.rank_faults import wait_healed
 from tests.support.workers import Echo
 
@@ -300,6 +300,31 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
     assert [command.process.poll() for command in commands] == [None, None]
     group.close()
     assert [command.ended() for command in commands] == [0, 0]
+
+
+def test_nodes_that_end_with_their_broker_are_one_loss_whatever_is_heard_first(
+    site: Site, runtime: Runtime
+) -> None:
+    commands = [site.join(), site.join()]
+    group = site.group(Echo, 2, runtime, intensity=Intensity(1, 60.0))
+    nodes = [command.node_process() for command in commands]
+    goes_on = threading.Event()
+
+    def stop() -> None:
+        goes_on.wait(LONG)
+
+    runtime.loop.post(stop)
+
+    os.kill(broker_of(os.getpid()), signal.SIGKILL)
+    wait_until(lambda: not any(pid and is_alive(pid) for pid in nodes))
+    goes_on.set()
+
+    wait_until(lambda: len(site.of(NodeLost)) == 2)
+    wait_healed(group)
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert group.status().restarts == 1
+    (why,) = {event.why for event in site.of(NodeLost)}
+    assert "the join broker has ended" in why
 
 
 def test_a_close_just_after_their_broker_was_killed_ends_the_commands(

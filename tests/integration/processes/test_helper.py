@@ -90,6 +90,28 @@ def test_messages_reach_the_process_and_its_answers_come_before_its_exit(echo: E
     assert not echo.helper.send(b"two")
 
 
+def test_one_whose_end_is_not_told_yet_is_ending(echo: Echo, loop: EventLoop) -> None:
+    assert not echo.helper.is_ending
+    echo.restarts = False
+    echo.helper.start()
+    assert not echo.helper.is_ending
+    goes_on = threading.Event()
+
+    def stop() -> None:
+        goes_on.wait(LONG)
+
+    loop.post(stop)
+    assert echo.helper.pid is not None
+
+    os.kill(echo.helper.pid, signal.SIGKILL)
+    wait_until(lambda: echo.helper.is_ending)
+    assert echo.exits.empty()
+    goes_on.set()
+
+    echo.exits.get(timeout=LONG)
+    assert not echo.helper.is_ending
+
+
 def test_a_successor_is_told_first_what_its_predecessor_knew(echo: Echo, events: list[Any]) -> None:
     echo.helper.start()
     old = echo.helper.pid

@@ -42,6 +42,7 @@ class World:
         self.now = 0.0
         self.did: list[tuple[Any, ...]] = []
         self.is_up = True
+        self.is_ending = False
         self.answers_asks = True
         self.last: dict[int, float] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -190,6 +191,33 @@ def test_the_engine_fences_only_by_a_sweep(world: World) -> None:
 
     world.owner.gone(0, "its agent has swept", swept=True)
     assert world.told() == [("fenced", 0), ("release", 0)]
+
+
+def test_what_comes_of_the_end_of_the_engine_is_judged_behind_it() -> None:
+    world = World()
+    world.owner.want(2)
+    world.join(0)
+    world.join(1)
+    world.told()
+    causes: list[tuple[str, bool]] = []
+
+    def lost(number: int, why: str) -> None:
+        node = world.owner.nodes.find(number)
+        assert node is not None
+        causes.append((why, node.counts_against_machine))
+
+    world.lost = lost  # type: ignore[attr-defined]
+    world.is_ending = True
+    world.owner.closed(0, 1.0)
+    world.owner.received(1, Swept(), 1.0)
+    assert world.told() == []
+
+    world.is_ending = False  # there is another
+    for number in (0, 1):
+        world.owner.gone(number, "the broker is dead", swept=False, counts_against_machine=False)
+
+    assert causes == [("the broker is dead", False)] * 2
+    assert [what for what in world.told() if what[0] == "fenced"] == [("fenced", 1)]
 
 
 def test_a_driver_that_was_stopped_hears_first_and_judges_then(world: World) -> None:
