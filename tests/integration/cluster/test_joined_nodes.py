@@ -18,7 +18,7 @@ from tests.support.drivers import Driver
 from tests.support.joining_nodes import ROOT, Site
 from tests.support.processes import LONG, is_alive, start_thread, wait_until
 from tests.support.rank_faults import wait_healed
-from tests.support.workers import Echo
+from tests.support.workers import Echo, wait_for
 
 from phalanx.cluster import NodeFenced, NodeLost
 from phalanx.errors import ExecutorClosed, NoNode, RuntimeFault, StartFailed
@@ -244,7 +244,8 @@ def test_a_machine_that_is_lost_while_calls_in_flight_are_awaited_is_awaited_aga
     site.join()
     group = site.group(Echo, 1, runtime)
     before = group.ranks[0].pid
-    call = group.collective_rpc("gated", args=(str(tmp_path / "gate"), "done"), non_block=True)
+    gate = tmp_path / "gate"
+    call = group.collective_rpc(lambda _: wait_for(str(gate), 10 * LONG), non_block=True)
     waiting = start_thread(partial(group.resize, 2))
     second = site.join()
     wait_until(lambda: [node.state for node in group.status().nodes] == ["up", "up"])
@@ -252,9 +253,9 @@ def test_a_machine_that_is_lost_while_calls_in_flight_are_awaited_is_awaited_aga
     site.lose(second)
     second.close()
     wait_until(lambda: [node.state for node in group.status().nodes].count("up") == 1)
-    (tmp_path / "gate").touch()
+    gate.touch()
 
-    assert call.result(LONG) == ["done"]
+    assert call.result(LONG) == [None]
     assert group.collective_rpc("rank") == [0]
     assert group.ranks[0].pid == before
     site.join()
