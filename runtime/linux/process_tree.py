@@ -42,7 +42,7 @@ _SHORTEST_TAG = 32  # the hexadecimal name of a tree
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
 _SHORT = 0.02  # seconds until a descriptor may have become free
 _TRACKER = b"from multiprocessing.resource_tracker import main"
-_GUARDIANS = ("phalanx: guardian", "phalanx_bare.guardian_main")  # with its title, and before
+_GUARDIANS = (b"phalanx: guardian", b"phalanx_bare.guardian_main")  # with its title, and before
 _TIDY = 2.0  # seconds for a tracker to do its work
 _LISTINGS = 100  # of the processes in one look; mostly it takes one or two
 
@@ -96,11 +96,6 @@ class Victim(NamedTuple):
     pid: int
     ticks: int
     command: str
-
-    @property
-    def is_guardian(self) -> bool:
-        """Whether it is the guardian of a driver."""
-        return any(each in self.command for each in _GUARDIANS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +275,7 @@ def stop_all(
             pidfd = open_pidfd(task)
             if pidfd is not None:
                 held[task.key] = pidfd, victim
-                if guardians or not victim.is_guardian:
+                if guardians or not _is_guardian(task.pid):
                     send_signal(pidfd, signal.SIGSTOP)
         if time.monotonic() >= deadline:
             return
@@ -297,7 +292,7 @@ def _end_all(
     """Kill and release *held*; return those that still exist at *deadline*."""
     left: list[Victim] = []
     trackers = [pidfd for pidfd, victim in held.values() if _is_tracker(victim.pid)]
-    guardians = [pidfd for pidfd, victim in held.values() if victim.is_guardian]
+    guardians = [pidfd for pidfd, victim in held.values() if _is_guardian(victim.pid)]
     others = [pidfd for pidfd, _ in held.values() if pidfd not in (*trackers, *guardians)]
     for pidfds in (others, guardians):
         for pidfd in pidfds:
@@ -316,6 +311,12 @@ def _end_all(
             collect(pidfd)
         os.close(pidfd)
     return left
+
+
+def _is_guardian(pid: int) -> bool:
+    """Whether *pid*, which is held, is the guardian of a driver."""
+    words = procfs.content(f"/proc/{pid}/cmdline") or b""
+    return any(each in words for each in _GUARDIANS)
 
 
 def _is_tracker(pid: int) -> bool:

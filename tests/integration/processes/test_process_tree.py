@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import subprocess
 import sys
 import uuid
@@ -14,6 +16,7 @@ from tests.support.processes import soon
 from tests.support.programs import run_python
 
 from phalanx.runtime.linux import process_tree
+from phalanx.runtime.process import interpreter
 
 # So many that to read them all takes longer than a generation of the forker lives.
 CROWD = """
@@ -140,3 +143,13 @@ def test_a_kill_that_is_short_of_descriptors_ends_all_or_says_that_it_has_not(
     done = run_python("-c", SHORT, free, seconds)
 
     assert (done.stdout.strip(), done.stderr) == (says, "")
+
+
+def test_a_guardian_is_known_as_one_before_it_has_its_title() -> None:
+    with subprocess.Popen(interpreter.bare_command("guardian_main")) as process:
+        process.send_signal(signal.SIGSTOP)  # its interpreter is still starting
+        try:
+            assert process_tree._is_guardian(process.pid)
+            assert not process_tree._is_guardian(os.getpid())
+        finally:
+            process.kill()
