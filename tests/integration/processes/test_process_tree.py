@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.processes import soon
+from tests.support.processes import soon, wait_until
 from tests.support.programs import run_python
 
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import process_tree, procfs
 from phalanx.runtime.process import interpreter
 
 # So many that to read them all takes longer than a generation of the forker lives.
@@ -149,6 +149,7 @@ def test_a_guardian_is_known_as_one_before_it_has_its_title() -> None:
     with subprocess.Popen(interpreter.bare_command("guardian_main")) as process:
         process.send_signal(signal.SIGSTOP)  # its interpreter is still starting
         try:
+            wait_until(lambda: procfs.command(process.pid))  # its program is there
             assert process_tree._is_guardian(process.pid)
             assert not process_tree._is_guardian(os.getpid())
         finally:
