@@ -96,5 +96,6 @@ from .validate import check_limit as check_limit
 from .validate import check_number as check_number
 from .validate import check_seconds as check_seconds
 from .validate import check_word as check_word
+from .validate import installed_version as installed_version
 from .validate import is_installed as is_installed
 from .validate import require_package as require_package

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,15 @@ def is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except ValueError:  # None stands for it in sys.modules, so that its import fails
         return False
+
+
+def installed_version(package: str) -> str:
+    """Return the version of the distribution *package*; empty if it is not installed."""
+    try:
+        # Not before it is asked for: with all that it imports it would be a tenth of each start.
+        return str(import_module("importlib.metadata").version(package))
+    except ModuleNotFoundError:  # which its `PackageNotFoundError` is
+        return ""
 
 
 def require_package(package: str, extra: str) -> None:

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.layout import Layout
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.cluster import NodePool
+    from phalanx.cluster import NodePool, Reservation
     from phalanx.runtime import Arena, DeviceStatus, Frame, NodeInfo, RankInfo, Runtime
     from phalanx.supervision import ExitReason, ProtectedActor, StartContext
 
@@ -635,25 +635,29 @@ class Group:
     def resize(self, world_size: int, layout: Layout | None, timeout: float | None) -> None:
         """Have the group formed anew with that many ranks; see `Executor.resize`."""
         self.reserve(world_size)
+        plan = partial(PlannedChange, size=world_size, layout=layout)
         machines = self.machines
         if machines is None:
-            plan = partial(PlannedChange, size=world_size, layout=layout)
             self.change(plan, timeout)
             return
-        self._check_may_wait("a planned change")
-        self._wait_settled(timeout, self._deadline(timeout))  # else there may be no cluster yet
-        with machines.reserve_machines(world_size) as reservation:
+        reservation: Reservation | None = None
+        with ExitStack() as reserved:
 
             def await_machines(deadline: float | None) -> None:
-                if not machines.await_machines(reservation, deadline, lambda: not self.is_ending):
-                    self.check_open()
+                nonlocal reservation
+                if reservation is None:  # not before: now there is a cluster
+                    reservation = reserved.enter_context(machines.reserve_machines(world_size))
+                is_there = machines.await_machines(
+                    reservation, deadline, lambda: not self.is_ending
+                )
+                if not is_there and not self.is_ending:
                     what = f"there are no machines for {world_size} ranks"
                     raise TimeoutError(f"{what} after {timeout:g} s; nothing was changed")
 
             def confirmed() -> PlannedChange | None:
-                if not machines.has_machines(reservation):
+                if reservation is None or not machines.has_machines(reservation):
                     return None  # one was lost while calls in flight were awaited
-                return PlannedChange(size=world_size, layout=layout, reservation=reservation)
+                return plan(reservation=reservation)
 
             self.change(confirmed, timeout, before=await_machines)
 
@@ -676,9 +680,17 @@ class Group:
             TimeoutError: *timeout* seconds passed first; the message says what was changed.
         """
         self._check_may_wait("a planned change")
+        self.check_open()
         deadline = self._deadline(timeout)
         while True:
-            self._wait_settled(timeout, deadline)
+            with self.changed:
+                if not any(
+                    self.changed.wait_for(lambda: self.view.phase in _SETTLED, seconds)
+                    for seconds in wait_periods(self._left(deadline))
+                ):
+                    msg = f"the group is not whole after {timeout:g} s; nothing was changed"
+                    raise TimeoutError(msg)
+            self.check_open()
             if before is not None:
                 before(deadline)
             try:
@@ -706,23 +718,6 @@ class Group:
             if plan.accepted and deadline is not None and self.clock() >= deadline:
                 msg = f"the change is under way, not done after {timeout:g} s; it goes on"
                 raise TimeoutError(msg)
-
-    def _wait_settled(self, timeout: float | None, deadline: float | None) -> None:
-        """Return once the group is whole.
-
-        Raises:
-            ExecutorClosed: it has ended.
-            TimeoutError: the *deadline*, *timeout* seconds after the request, has passed first.
-        """
-        self.check_open()
-        with self.changed:
-            if not any(
-                self.changed.wait_for(lambda: self.view.phase in _SETTLED, seconds)
-                for seconds in wait_periods(self._left(deadline))
-            ):
-                msg = f"the group is not whole after {timeout:g} s; nothing was changed"
-                raise TimeoutError(msg)
-        self.check_open()
 
     def forgive_restarts(self, count: int) -> None:
         """See `Executor.forgive_restarts`."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import find_gpus
+from phalanx.supervision import installed_version
 
 from .messages import Greeting
 
@@ -25,9 +25,9 @@ def greeting_of(place: str, address: str) -> Greeting:
     finally:
         inventory.close()
     return Greeting(
-        phalanx=_version("phalanx"),
+        phalanx=installed_version("phalanx"),
         python=platform.python_version(),
-        torch=_version("torch"),
+        torch=installed_version("torch"),
         kernel=os.uname().release,
         boot=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         place=place,
@@ -40,7 +40,7 @@ def greeting_of(place: str, address: str) -> Greeting:
 def why_unfit(greeting: Greeting) -> str:
     """Return why a node that says *greeting* cannot serve this driver; empty if it can."""
     here = {"python": platform.python_version()}
-    here |= {package: _version(package) for package in ("phalanx", "torch")}
+    here |= {package: installed_version(package) for package in ("phalanx", "torch")}
     for name, there, own in version_mismatches(
         {name: getattr(greeting, name) for name in here}, here
     ):
@@ -62,10 +62,3 @@ def version_mismatches(
             found, wanted = (".".join(each.split(".")[:2]) for each in (found, wanted))
         if found != wanted:
             yield name, found, wanted
-
-
-def _version(package: str) -> str:
-    try:
-        return str(import_module("importlib.metadata").version(package))
-    except ModuleNotFoundError:  # also where that is not installed
-        return ""

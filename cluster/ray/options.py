@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cluster.driver.brokered_engine import BrokeredEngine
 from phalanx.cluster.driver.options import ClusterOptions
-from phalanx.supervision import MissingPackage, RuntimeFault, SpecError, check_number
+from phalanx.supervision import (
+    MissingPackage,
+    RuntimeFault,
+    SpecError,
+    check_number,
+    installed_version,
+)
 
 if TYPE_CHECKING:
     from phalanx.runtime import EventLoop
@@ -83,10 +88,9 @@ class Ray(ClusterOptions):
 
 def check_ray_installed() -> None:
     """Raise as `Ray.engine` does."""
-    try:
-        there = str(import_module("importlib.metadata").version("ray"))
-    except ModuleNotFoundError:
-        raise MissingPackage("ray", "ray") from None
+    there = installed_version("ray")
+    if not there:
+        raise MissingPackage("ray", "ray")
     if tuple(int(part) for part in there.split(".")[:2]) < OLDEST:
         needed = ".".join(map(str, OLDEST))
         raise RuntimeFault(f"Ray {there} is too old: pip install 'ray>={needed}'")

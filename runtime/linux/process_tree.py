@@ -275,7 +275,7 @@ def stop_all(
             pidfd = open_pidfd(task)
             if pidfd is not None:
                 held[task.key] = pidfd, victim
-                if guardians or not _is_guardian(task.pid):
+                if guardians or not _is_guardian(_words(task.pid)):
                     send_signal(pidfd, signal.SIGSTOP)
         if time.monotonic() >= deadline:
             return
@@ -291,9 +291,13 @@ def _end_all(
 ) -> list[Victim]:
     """Kill and release *held*; return those that still exist at *deadline*."""
     left: list[Victim] = []
-    trackers = [pidfd for pidfd, victim in held.values() if _is_tracker(victim.pid)]
-    guardians = [pidfd for pidfd, victim in held.values() if _is_guardian(victim.pid)]
-    others = [pidfd for pidfd, _ in held.values() if pidfd not in (*trackers, *guardians)]
+    trackers: list[int] = []
+    guardians: list[int] = []
+    others: list[int] = []
+    for pidfd, victim in held.values():
+        words = _words(victim.pid)
+        kind = trackers if _TRACKER in words else guardians if _is_guardian(words) else others
+        kind.append(pidfd)
     for pidfds in (others, guardians):
         for pidfd in pidfds:
             send_signal(pidfd, signal.SIGKILL)
@@ -313,15 +317,14 @@ def _end_all(
     return left
 
 
-def _is_guardian(pid: int) -> bool:
-    """Whether *pid*, which is held, is the guardian of a driver."""
-    words = procfs.content(f"/proc/{pid}/cmdline") or b""
+def _words(pid: int) -> bytes:
+    """Return the whole command line of *pid*, which is held."""
+    return procfs.content(f"/proc/{pid}/cmdline") or b""
+
+
+def _is_guardian(words: bytes) -> bool:
+    """Whether a process with that command line is the guardian of a driver."""
     return any(each in words for each in _GUARDIANS)
-
-
-def _is_tracker(pid: int) -> bool:
-    """Whether *pid*, which is held, is a resource tracker of `multiprocessing`."""
-    return _TRACKER in (procfs.content(f"/proc/{pid}/cmdline") or b"")
 
 
 def open_pidfd(task: Task) -> int | None:

@@ -159,7 +159,7 @@ class _WorkerSlot:
         """Take a message of the driver's side."""
         what = self.line.take(parts)
         if isinstance(what, Delivery):
-            self._deliver(what, bodies)
+            self._deliver(what, bodies, now)
         elif what is not None:
             self._obey(*what, now)
 
@@ -176,7 +176,9 @@ class _WorkerSlot:
             case _:
                 pass
 
-    def _deliver(self, delivery: Delivery, bodies: Mapping[int, Payload | Exception]) -> None:
+    def _deliver(
+        self, delivery: Delivery, bodies: Mapping[int, Payload | Exception], now: float
+    ) -> None:
         """Pass a packet of the driver's on to the worker."""
         kind = delivery.head[1]
         sock = self.data if delivery.lane is Lane.DATA else self.control
@@ -189,7 +191,7 @@ class _WorkerSlot:
         error, large = delivery.error, delivery.large
         if error is None:
             if kind == Kind.CALL:
-                self._given = delivery.head[4]
+                self._given, self._looked_at = delivery.head[4], now
                 packet = delivery.packet(flags=Flag.PACED, incarnation=self._round)
             else:
                 packet = delivery.packet()

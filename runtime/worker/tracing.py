@@ -14,6 +14,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from phalanx.supervision import installed_version
+
 from .replies import AsyncOutput
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ class Telemetry:
             if provider is not self._provider:
                 nobody = (api.ProxyTracerProvider, api.NoOpTracerProvider)
                 is_set = not isinstance(provider, nobody)
-                self._tracer = provider.get_tracer("phalanx", _version()) if is_set else None
+                self._tracer = (
+                    provider.get_tracer("phalanx", installed_version("phalanx")) if is_set else None
+                )
                 self._provider = provider
         except AttributeError:  # another thread is in the middle of importing it
             return None
@@ -140,11 +144,3 @@ def outside(token: Any) -> None:
     """Undo `within`."""
     if token is not None:
         import_module("opentelemetry.context").detach(token)
-
-
-def _version() -> str:
-    try:
-        # Not before it is needed: with all that it imports it would be a tenth of each start.
-        return str(import_module("importlib.metadata").version("phalanx"))
-    except ModuleNotFoundError:  # also where the package is not installed
-        return ""

@@ -27,7 +27,7 @@ from phalanx.supervision import Intensity, Strategy
 
 OTHER_VERSION = (
     "import sys; from phalanx.cli import main; from phalanx.cluster.link import handshake;"
-    "handshake._version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
+    "handshake.installed_version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
 )
 
 
