@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.training.ranks.model import learn, make
-from benchmarks.training.ranks.notes import BLOCK, Asked, Gate, Notes
+from benchmarks.training.ranks.notes import Asked, Gate, Notes
 from phalanx import Runtime
 from phalanx.integrations.torch import State, Trainer, Training, replicate
 
@@ -61,7 +61,7 @@ def main(folder: str) -> None:
     ):
         is_last = False
         while not is_last:
-            if gate is not None and run.step % BLOCK == 0:
+            if gate is not None and run.step % asked.block == 0:
                 gate.wait()
             next(run.steps(run.step + 1))
             is_last = run.step == asked.digests[-1] if asked.digests else asked.wants_stop()

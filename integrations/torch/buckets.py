@@ -3,7 +3,8 @@
 DDP puts gradients into buckets when it is made, and anew after the first backward pass. With more
 than two ranks the place of an element in its bucket decides in which order it is added up, so that
 the first step after a death would add in another order than the undisturbed run. Here the buckets
-are built for the second time at once, in the order of the parameters, and then stay.
+are built for the second time at once, from the last parameter to the first, and then stay: nearly
+the order in which a backward pass has the gradients, so that they travel while it goes on.
 """
 
 from __future__ import annotations
@@ -41,13 +42,33 @@ def replicate(module: Any, **options: Any) -> DistributedDataParallel:
 
 
 def note_replicas(made: list[DistributedDataParallel]) -> None:
-    """Have every DDP that this process makes put into *made*."""
+    """Have every DDP that this process makes put into *made*, with its parameters reversed."""
 
     def note(module: object, *_: object) -> None:
-        if isinstance(module, DistributedDataParallel):
+        if isinstance(module, DistributedDataParallel):  # in its constructor
+            _reverse_parameters(module)
             made.append(module)
 
     register_module_module_registration_hook(note)
+
+
+def _reverse_parameters(wrapped: Any) -> None:
+    """Have *wrapped*, which is being made, hand its parameters to its reducer from last to first.
+
+    Those are then the order of the buckets that `fix_buckets` builds. Where DDP has unused
+    parameters looked for, it reverses the order itself, and keeps the first buckets.
+    """
+    name = "_build_params_for_reducer"
+
+    def build() -> tuple[list[Any], list[bool]]:
+        delattr(wrapped, name)  # else the two would keep one another
+        parameters, are_sparse = getattr(wrapped, name)()
+        if wrapped.find_unused_parameters:
+            return parameters, are_sparse
+        return parameters[::-1], are_sparse[::-1]
+
+    if hasattr(wrapped, name):  # a private one; without it the gradients travel last
+        setattr(wrapped, name, build)
 
 
 def hook_with_state(wrapped: DistributedDataParallel) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from typing import Any
 
-_MAGIC = b"phxtrain"
+_MAGIC = b"phxtrn02"  # with the version of what is packed
 _HEAD = 4096  # bytes before the skeleton
 _STEP = struct.Struct("<q")
 _STAMP = struct.Struct("<8sIIQQ")  # magic, rank, checksum, skeleton's and data's bytes
@@ -225,7 +225,7 @@ class _Slot:
         meta = self._map[_HEAD : _HEAD + length]
         found = (magic, whose, zlib.crc32(meta))
         if found != (_MAGIC, rank, check) or begin + size > self.size:
-            msg = f"a buffer of rank {rank} is torn or was altered"
+            msg = f"a buffer of rank {rank} is torn, was altered, or is of another phalanx"
             raise StateLost(msg)
         return meta, self.data(begin, size)
 

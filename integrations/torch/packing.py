@@ -11,7 +11,6 @@ import io
 import pickle
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ _ALIGN = 64
 _SAMPLE = 1 << 14
 
 
-class Leaf(NamedTuple):  # pickled at every step, ten times as fast as a dataclass
+class Leaf(NamedTuple):  # pickled ten times as fast as a dataclass
     """A tensor among the bytes.
 
     Attributes:
@@ -51,40 +50,51 @@ class Shard:
 class Packed:
     """A tree as bytes that have yet to be copied.
 
+    Args:
+        before: What of a dict has been packed already and may differ in the values of its tensors
+            alone; then *tree* is the rest of that dict.
+
     Attributes:
-        meta: The skeleton and where each tensor is.
+        meta: The skeletons and where each tensor is.
+        skeletons: That of each dict, and its leaves, pickled.
         tensors: The tensors, local parts of what is sharded, in the order of the tree.
+        leaves: Where each of them is.
         size: Bytes of all tensors, aligned.
     """
 
-    def __init__(self, tree: Any) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self._leaves: list[Leaf] = []
-        self.size = 0
+    def __init__(self, tree: Any, before: Packed | None = None) -> None:
+        self.tensors: list[torch.Tensor] = [] if before is None else [*before.tensors]
+        self.leaves: list[Leaf] = [] if before is None else [*before.leaves]
+        self.size: int = 0 if before is None else before.size
+        known = len(self.leaves)
         out = io.BytesIO()
         pickler = _Pickler(out, self._note)
         with torch.no_grad():  # here once, for all of the tensors
             pickler.dump(tree)
-        self.meta = pickle.dumps((out.getvalue(), _pickled(tuple(self._leaves)), self.size))
+        added = out.getvalue(), pickle.dumps(self.leaves[known:])
+        self.skeletons: list[tuple[bytes, bytes]] = [] if before is None else [*before.skeletons]
+        self.skeletons.append(added)
+        self.meta = pickle.dumps((self.skeletons, self.size))
 
     def _note(self, tensor: torch.Tensor) -> int:
         dense = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         is_shard = dense is not tensor
-        if not _is_dense(dense):
+        if not is_dense(dense):
             dense = dense.contiguous()
         size = dense.nbytes
         place = (self.size, size, dense.dtype, tuple(dense.shape), dense.stride(), is_shard)
-        self._leaves.append(Leaf(*place))
+        self.leaves.append(Leaf(*place))
         self.tensors.append(dense)
         self.size += -(-size // _ALIGN) * _ALIGN
         return len(self.tensors) - 1
 
     def copy_to(self, target: torch.Tensor, low: int = 0, high: int | None = None) -> None:
         """Copy the bytes from *low* up to *high* to the beginning of *target*, of dtype uint8."""
-        for index, begin, end, at in _overlaps(self._leaves, low, high):
+        start = target.data_ptr() if target.is_cpu else None
+        for index, begin, end, at in _overlaps(self.leaves, low, high):
             tensor = self.tensors[index]
-            if tensor.is_cpu and target.is_cpu:  # views would take as long as many a copy
-                ctypes.memmove(target.data_ptr() + at, tensor.data_ptr() + begin, end - begin)
+            if start is not None and tensor.is_cpu:  # views would take as long as many a copy
+                ctypes.memmove(start + at, tensor.data_ptr() + begin, end - begin)
             else:
                 target[at : at + end - begin].copy_(_bytes_of(tensor)[begin:end])
 
@@ -97,18 +107,21 @@ class Packed:
 
 def size_of(meta: bytes) -> int:
     """Return how many bytes the tensors of *meta* take."""
-    size: int = pickle.loads(meta)[2]
+    size: int = pickle.loads(meta)[1]
     return size
 
 
 def unpack(meta: bytes, data: torch.Tensor) -> Any:
     """Return the tree; its tensors are views of *data*."""
-    skeleton, places, size = pickle.loads(meta)
+    skeletons, size = pickle.loads(meta)
     if data.numel() < size:
         msg = f"the state is torn: {data.numel()} bytes of {size}"
         raise StateLost(msg)
-    tensors = [_view(data, leaf) for leaf in pickle.loads(places)]
-    return _Unpickler(io.BytesIO(skeleton), tensors).load()
+    tensors = [_view(data, leaf) for _, leaves in skeletons for leaf in pickle.loads(leaves)]
+    first, *others = (_Unpickler(io.BytesIO(part), tensors).load() for part, _ in skeletons)
+    for other in others:
+        first.update(other)
+    return first
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,6 +130,18 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     with torch.no_grad():  # without operations on the DTensor, each of which takes long
         return tensor.to_local()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one piece of memory, in whatever order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def checksum(tensor: torch.Tensor, check: int = 0) -> int:
@@ -137,28 +162,11 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if tensor.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
-@lru_cache(maxsize=8)  # the tensors of a step lie where those of the step before did
-def _pickled(leaves: tuple[Leaf, ...]) -> bytes:
-    return pickle.dumps(leaves)
-
-
 def _view(data: torch.Tensor, leaf: Leaf) -> Any:
     raw = data[leaf.start : leaf.start + leaf.size]
     flat = raw.view(leaf.dtype) if leaf.size else torch.empty(0, dtype=leaf.dtype)
     tensor = flat.as_strided(leaf.shape, leaf.stride)
     return Shard(tensor) if leaf.is_shard else tensor
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one piece of memory, in whatever order of dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _overlaps(

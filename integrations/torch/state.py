@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import HiddenState, ShapeChanged, TrainingError, WrongDevice
-from .packing import Packed, Shard, checksum, local_of, unpack
+from .packing import Packed, Shard, checksum, is_dense, local_of, unpack
 from .untracked_state import check_kept
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class State:
         }
         self._touched = self._writes_unseen = False
         self._contents: list[int] | None = None
+        self._large: Packed | None = None
+        self._large_places: list[object] = []
         for optimizer in self.optimizers.values():
             optimizer.register_step_pre_hook(self.touch)
         self.refresh()
@@ -183,15 +185,56 @@ class State:
 
     # --- what is in it --------------------------------------------------------------------
 
-    def tree(self) -> Tree:
-        """Return all of it at the last commit; large tensors are those of the objects."""
+    def packed(self) -> Packed:
+        """Return all of it at the last commit; large tensors are those of the objects.
+
+        How these are arranged is packed once, until that changes: it takes long for many.
+        """
+        places = self._places()
+        if self._large is None or not places or places != self._large_places:
+            self._large = Packed(self._large_tree())
+            self._large_places = self._places()  # now that all modules are known
+        result = pickle.dumps(self.result)  # whole: each rank may have another
+        rest = {"step": self.step, "result": result, "light": self._light}
+        return Packed(rest, self._large)
+
+    def _large_tree(self) -> Tree:
         return {
-            "step": self.step,
-            "result": pickle.dumps(self.result),  # whole: each rank may have another
             "parameters": self.refresh(),
             "optimizers": {name: _states_of(each) for name, each in self.optimizers.items()},
-            "light": self._light,
         }
+
+    def _places(self) -> list[object]:
+        """Return a list that differs as soon as `_large_tree` has other tensors than before.
+
+        It is empty where more than tensors can change, or one has to be copied to be packed.
+        """
+        found: list[object] = []
+        tensors: list[torch.Tensor] = []
+        for part in self._parts:
+            found += part._modules.items()  # noqa: SLF001  # children() looks for doubles
+            for name, parameter in part._parameters.items():  # noqa: SLF001
+                found.append(name)
+                if parameter is not None:
+                    tensors.append(parameter)
+        for optimizer in self.optimizers.values():
+            found += [[id(each) for each in group["params"]] for group in optimizer.param_groups]
+            for key, state in cast("dict[object, object]", optimizer.state).items():
+                found.append(id(key))
+                if type(state) is not dict:
+                    return []
+                for kind, value in cast("dict[object, object]", state).items():
+                    if not isinstance(value, torch.Tensor):
+                        return []
+                    found.append(kind)
+                    tensors.append(value)
+        with torch.no_grad():
+            for tensor in tensors:
+                dense = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+                if not is_dense(dense):  # it is copied to be packed
+                    return []
+                found.append((id(dense), dense.shape, dense.stride(), dense.dtype))
+        return found
 
     def load(self, tree: Tree) -> None:
         """Take over *tree*, which was unpacked.
@@ -228,7 +271,8 @@ class State:
 
     def digest(self) -> str:
         """Return a SHA-256 over parameters, buffers, optimizer states and the rest, in hex."""
-        tree = {**self.tree(), "light": self._light_tree(), "result": None}
+        rest = {"step": self.step, "result": None, "light": self._light_tree()}
+        tree = {**self._large_tree(), **rest}
         packed = Packed(tree)
         whole = hashlib.sha256(repr(_plain_of(tree)).encode())
         for tensor in packed.tensors:

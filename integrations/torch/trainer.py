@@ -26,7 +26,7 @@ from .agreement import Claim, agree
 from .buckets import fix_buckets, hook_with_state, is_fixed, note_replicas
 from .buffers import Paths, RankBuffers
 from .errors import HiddenState, NoRoom, StateLost, TrainingError, WorldSizeChanged
-from .packing import Packed, local_of, unpack
+from .packing import local_of, unpack
 from .sampling import seed_step
 from .untracked_state import Untouched, attributes_of, check_attributes
 
@@ -256,7 +256,7 @@ class Trainer(WorkerActor):
         buffers.agree(source.complete, source.step)
         if source.step > source.complete:
             try:
-                buffers.write(source.step, Packed(self.state.tree()))
+                buffers.write(source.step, self.state.packed())
             except NoRoom:  # the next write tells it
                 if source.kind == "new":
                     raise
@@ -264,7 +264,7 @@ class Trainer(WorkerActor):
 
     def _exchange(self, ctx: WorkerContext, source: Source, *, has_it: bool) -> None:
         """Have the leader's state on every rank."""
-        packed = Packed(self.state.tree()) if ctx.rank == source.leader else None
+        packed = self.state.packed() if ctx.rank == source.leader else None
         note: list[Any] = [packed and (packed.meta, packed.size)]
         dist.broadcast_object_list(note, src=source.leader)
         meta, size = note[0]
@@ -307,7 +307,7 @@ class Trainer(WorkerActor):
         self._failed = False
         self._done_in_epoch += 1
         if step % self.plan.every == 0:
-            buffers.write(step, Packed(state.tree()))
+            buffers.write(step, state.packed())
 
     def _await_collectives(self) -> None:
         """Return when the operations of this step are done; raise if NCCL was aborted meanwhile.

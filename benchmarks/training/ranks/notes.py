@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-BLOCK = 20  # steps from one gate, and from one checkpoint, to the next
+BLOCK = 20  # steps from one checkpoint to the next, and from one gate to the next by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class Asked:
         reserves: Ranks that wait, for NVRx.
         saves: Whether a checkpoint is written after every block.
         gated: Whether each block waits for the gate.
+        block: The steps of one, for ours and for the script.
         digests: Steps after which the digest is noted; the last of them is the last step. With
             none the run goes on until `wants_stop`, and notes the digest then.
     """
@@ -47,6 +48,7 @@ class Asked:
     reserves: int = 0
     saves: bool = True
     gated: bool = False
+    block: int = BLOCK
     digests: tuple[int, ...] = ()
 
     @classmethod

@@ -38,7 +38,7 @@ def train(asked: Asked, rank: int) -> None:
     notes.put("from", step)
     is_last = False
     while not is_last:
-        if gate is not None and step % BLOCK == 0:
+        if gate is not None and step % asked.block == 0:
             gate.wait()
         step += 1
         began = notes.put("begin", step)

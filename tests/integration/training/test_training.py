@@ -30,6 +30,7 @@ from tests.support.training_workers import (
     Fault,
     Full,
     Growing,
+    Hooked,
     Late,
     Lazy,
     Meeting,
@@ -154,6 +155,18 @@ def test_three_ranks_add_in_the_same_order_after_a_death(tmp_path: Path) -> None
     digest, results, _ = train(Unseen, 3, faults=[(1, 3, "begin")], marks=tmp_path, steps=5)
 
     assert (digest, results) == undisturbed(Unseen, 3, 5)
+
+
+def test_gradients_travel_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
+    train(Hooked, 2, marks=tmp_path, steps=3)
+
+    for rank in (0, 1):
+        buckets = (tmp_path / f"buckets-{rank}").read_text().splitlines()
+        of_one = buckets[: len(buckets) // 3]
+        assert buckets == of_one * 3, "from the first step on"
+        order = [int(place) for bucket in of_one for place in bucket.split()]
+        assert len(of_one) > 2
+        assert order == sorted(order, reverse=True), "the last parameters first"
 
 
 def test_no_room_after_a_death_does_not_end_the_run(tmp_path: Path) -> None:

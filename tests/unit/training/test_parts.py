@@ -6,10 +6,11 @@ import os
 import random
 import sys
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -191,7 +192,7 @@ def test_a_new_process_goes_on_from_a_state_as_the_old_one(optimizer: Any) -> No
     model, state = make(optimizer=optimizer)
     for step in (1, 2, 3):
         do(model, state, step)
-    packed = Packed(state.tree())
+    packed = state.packed()
     meta, data = packed.meta, packed.to_bytes()
     other_model, other = make(optimizer=optimizer)
     other.load(unpack(meta, data))
@@ -204,6 +205,110 @@ def test_a_new_process_goes_on_from_a_state_as_the_old_one(optimizer: Any) -> No
     other.load(unpack(meta, data.clone()))
     do(other_model, other, 4)
     assert other.digest() == state.digest(), "in place"
+
+
+def of(model: nn.Sequential, place: int) -> Any:
+    return model[place]
+
+
+def _replace_data(model: nn.Sequential, state: State) -> None:
+    for each in model.parameters():
+        each.data = each.data + 1
+
+
+def _turn(model: nn.Sequential, state: State) -> None:
+    square = of(model, 3).weight
+    square.data = square.data.t()
+
+
+def _replace_parameter(model: nn.Sequential, state: State) -> None:
+    of(model, 0).weight = nn.Parameter(torch.rand(8, 4))
+
+
+def _add_module(model: nn.Sequential, state: State) -> None:
+    model[1].add_module("more", nn.Linear(2, 2))
+
+
+def _rename(model: nn.Sequential, state: State) -> None:
+    name, weight = next(iter(model[3].named_parameters()))
+    delattr(model[3], name)
+    model[3].register_parameter(name + "_", weight)
+
+
+def _add_group(model: nn.Sequential, state: State) -> None:
+    state.optimizers["optimizer"].add_param_group({"params": [nn.Parameter(torch.rand(3))]})
+
+
+def _replace_optimizer_state(model: nn.Sequential, state: State) -> None:
+    state.optimizers["optimizer"].state[of(model, 0).weight]["exp_avg"] = torch.rand(8, 4)
+
+
+def _number_in_optimizer_state(model: nn.Sequential, state: State) -> None:
+    kept = state.optimizers["optimizer"].state[of(model, 0).weight]
+    kept["count"] = kept.get("count", 0) + 1
+
+
+def _gaps_in_optimizer_state(model: nn.Sequential, state: State) -> None:
+    kept = state.optimizers["optimizer"].state[of(model, 0).weight]
+    if kept["exp_avg"].is_contiguous():
+        kept["exp_avg"] = torch.rand(8, 8)[:, ::2]
+    kept["exp_avg"].add_(1)
+
+
+def _forget_optimizer_state(model: nn.Sequential, state: State) -> None:
+    state.optimizers["optimizer"].state.pop(of(model, 0).weight, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _replace_data,
+        _turn,
+        _replace_parameter,
+        _add_module,
+        _rename,
+        _add_group,
+        _replace_optimizer_state,
+        _number_in_optimizer_state,
+        _gaps_in_optimizer_state,
+        _forget_optimizer_state,
+    ],
+)
+def test_what_is_packed_is_what_is_there_whatever_a_step_exchanges(
+    change: Callable[[nn.Sequential, State], None],
+) -> None:
+    model, state = make()
+    model.append(nn.Linear(3, 3))
+    do(cast("nn.Sequential", model[:3]), state, 1)
+    for _ in range(3):
+        state.packed()
+        change(model, state)
+        state.commit(state.step + 1)
+
+        packed = state.packed()
+        got = unpack(packed.meta, packed.to_bytes())
+        expected = Packed(state._large_tree())
+        whole = unpack(expected.meta, expected.to_bytes())
+        assert got["step"] == state.step
+        for kind, there in whole.items():
+            assert_equal(got[kind], there)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Raise unless both are the same values in the same order, tensors bit for bit."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert [*one] == [*other]
+        assert_equal([*one.values()], [*other.values()])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for each, its in zip(one, other, strict=True):
+            assert_equal(each, its)
+    else:
+        assert one == other
 
 
 def test_a_step_that_failed_before_it_changed_parameters_is_rolled_back() -> None:
@@ -251,7 +356,7 @@ def test_parameters_without_an_optimizer_are_kept_and_cleared_like_others(found_
     state = State(model=model, optimizer=torch.optim.SGD([model.weight, model.bias]))
     model.frozen = frozen  # one that a step puts there is found with the next state of the buffers
     state.commit(1)
-    state.tree()
+    state.packed()
     frozen(model(torch.ones(2, 4))).sum().backward()
 
     assert all(each.grad is not None for each in model.parameters())
@@ -276,7 +381,7 @@ def test_a_state_of_another_shape_is_refused_by_name_and_changes_nothing(
 ) -> None:
     model, state = make()
     do(model, state, 1)
-    packed = Packed(state.tree())
+    packed = state.packed()
     _, other = make(**options)
     before = other.digest()
 
