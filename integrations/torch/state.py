@@ -190,13 +190,14 @@ class State:
 
         How these are arranged is packed once, until that changes: it takes long for many.
         """
-        places = self._places()
-        if self._large is None or not places or places != self._large_places:
-            self._large = Packed(self._large_tree())
+        places, large = self._places(), self._large
+        if large is None or places != self._large_places:
+            large = Packed(self._large_tree())
             self._large_places = self._places()  # now that all modules are known
+            self._large = large if self._large_places else None
         result = pickle.dumps(self.result)  # whole: each rank may have another
         rest = {"step": self.step, "result": result, "light": self._light}
-        return Packed(rest, self._large)
+        return Packed(rest, large)
 
     def _large_tree(self) -> Tree:
         return {
@@ -213,17 +214,17 @@ class State:
         tensors: list[torch.Tensor] = []
         for part in self._parts:
             own = vars(part)  # children() and parameters() look for doubles, which takes long
-            found += own["_modules"].items()
+            found += (part, *own["_modules"].items())
             for name, parameter in own["_parameters"].items():
-                found.append(name)
+                found += (name, parameter is None)
                 if parameter is not None:
                     tensors.append(parameter)
         for optimizer in self.optimizers.values():
-            found += [[id(each) for each in group["params"]] for group in optimizer.param_groups]
+            found += [[*map(_same, group["params"])] for group in optimizer.param_groups]
             for key, state in cast("dict[object, object]", optimizer.state).items():
-                found.append(id(key))
                 if type(state) is not dict:
                     return []
+                found.append(_same(key))
                 for kind, value in cast("dict[object, object]", state).items():
                     if not isinstance(value, torch.Tensor):
                         return []
@@ -234,7 +235,8 @@ class State:
                 dense = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if not is_dense(dense):  # it is copied to be packed
                     return []
-                found.append((id(dense), dense.shape, dense.stride(), dense.dtype))
+                place = 0 if dense is tensor else dense.data_ptr()  # else asked for when copied
+                found.append((*_same(tensor), place, dense.shape, dense.stride(), dense.dtype))
         return found
 
     def load(self, tree: Tree) -> None:
@@ -369,6 +371,11 @@ class State:
         for name, module in self.modules.items():
             for inner, buffer in module.named_buffers():
                 yield f"{name}.{inner}", buffer
+
+
+def _same(value: object) -> tuple[int, object]:
+    """Return what equals that of the same object alone, which is kept as long: by its address."""
+    return id(value), value
 
 
 def _copy(target: torch.Tensor, kept: Any) -> None:

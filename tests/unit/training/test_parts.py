@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, RandomSampler
 
 from phalanx.integrations.torch import (
@@ -33,7 +35,7 @@ from phalanx.integrations.torch import (
 )
 from phalanx.integrations.torch.agreement import Claim, agree
 from phalanx.integrations.torch.buffers import RankBuffers, Store
-from phalanx.integrations.torch.packing import Packed, unpack
+from phalanx.integrations.torch.packing import Packed, Shard, unpack
 from phalanx.integrations.torch.untracked_state import Untouched, check_attributes
 from phalanx.supervision import SpecError
 
@@ -235,6 +237,23 @@ def _rename(model: nn.Sequential, state: State) -> None:
     model[3].register_parameter(name + "_", weight)
 
 
+def _move_module(model: nn.Sequential, state: State) -> None:
+    one, other = of(model, 4), of(model, 5)
+    (other if len(one) else one).append((one if len(one) else other).pop(0))
+
+
+def _move_parameter(model: nn.Sequential, state: State) -> None:
+    last = of(model, 3)
+    if "late" not in dict(last.named_parameters()):
+        last.early, last.late = nn.Parameter(torch.ones(2)), None
+    last.early, last.late = last.late, last.early
+
+
+def _exchange_key(model: nn.Sequential, state: State) -> None:
+    kept: Any = state.optimizers["optimizer"].state
+    kept[f"key{state.step}"] = kept.pop(f"key{state.step - 1}", {"sum": torch.ones(2)})
+
+
 def _add_group(model: nn.Sequential, state: State) -> None:
     state.optimizers["optimizer"].add_param_group({"params": [nn.Parameter(torch.rand(3))]})
 
@@ -266,6 +285,9 @@ def _forget_optimizer_state(model: nn.Sequential, state: State) -> None:
         _turn,
         _replace_parameter,
         _add_module,
+        _move_module,
+        _move_parameter,
+        _exchange_key,
         _rename,
         _add_group,
         _replace_optimizer_state,
@@ -278,26 +300,50 @@ def test_what_is_packed_is_what_is_there_whatever_a_step_exchanges(
     change: Callable[[nn.Sequential, State], None],
 ) -> None:
     model, state = make()
-    model.append(nn.Linear(3, 3))
+    model.extend([nn.Linear(3, 3), nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleList()])
     do(cast("nn.Sequential", model[:3]), state, 1)
     for _ in range(3):
         state.packed()
         change(model, state)
         state.commit(state.step + 1)
 
-        packed = state.packed()
-        got = unpack(packed.meta, packed.to_bytes())
-        expected = Packed(state._large_tree())
-        whole = unpack(expected.meta, expected.to_bytes())
-        assert got["step"] == state.step
-        for kind, there in whole.items():
-            assert_equal(got[kind], there)
+        check_packed(state)
+
+
+def test_the_arrangement_of_shards_is_kept_until_one_is_exchanged() -> None:
+    dist: Any = torch.distributed  # gloo keeps its descriptors: hence a group that sends nothing
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        fully_shard(model)
+        state = State(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+        for step in range(1, 10):
+            forward(model, step)
+            state.optimizers["optimizer"].step()
+            if step % 3 == 0:
+                model.double().float()
+            state.commit(step)
+            before = state._large
+            check_packed(state)
+            assert (state._large is before) == (step > 1 and step % 3 != 0)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_packed(state: State) -> None:
+    packed, expected = state.packed(), Packed(state._large_tree())
+    got = unpack(packed.meta, packed.to_bytes())
+    assert got["step"] == state.step
+    for kind, there in unpack(expected.meta, expected.to_bytes()).items():
+        assert_equal(got[kind], there)
 
 
 def assert_equal(one: Any, other: Any) -> None:
     """Raise unless both are the same values in the same order, tensors bit for bit."""
     assert type(one) is type(other)
-    if isinstance(one, torch.Tensor):
+    if isinstance(one, Shard):
+        assert_equal(one.local, other.local)
+    elif isinstance(one, torch.Tensor):
         assert (one.dtype, one.stride()) == (other.dtype, other.stride())
         assert torch.equal(one, other)
     elif isinstance(one, dict):
