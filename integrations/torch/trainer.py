@@ -352,7 +352,7 @@ class Trainer(WorkerActor):
             if kind := hook_with_state(wrapped):
                 name, remedy = (
                     f"a hook of {self._name_of(wrapped)}",
-                    "register one without, or none",
+                    "register one without, or none, nor mixed_precision: use torch.autocast",
                 )
                 raise HiddenState(name, kind, remedy)
             fix_buckets(wrapped)  # the ranks meet in it, in the order in which they were made
