@@ -19,6 +19,8 @@ from benchmarks.harness.arguments import (
 from benchmarks.harness.machine import describe, sentence
 from benchmarks.harness.venvs import Environments
 
+from .ranks.notes import BLOCK
+
 if TYPE_CHECKING:
     import argparse
 
@@ -35,10 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cadence", type=float, default=15.0, help="seconds from kill to kill (default 15)")
     add("--calm", type=float, default=20.0, help="seconds before those (default 20)")
     add("--rounds", type=int, default=30, help="of the steady cost; 0 for none (default 30)")
-    text = (
-        "steps of one, of forms whose state is in the buffers at each step (default 20, as others)"
-    )
-    add("--block", type=count, default=20, help=text)
+    text = f"steps of one (default {BLOCK}); with fewer some have nothing that is stored rarely"
+    add("--block", type=count, default=BLOCK, help=text)
     add("--width", type=count, default=256, help="of the model, a multiple of 4 (default 256)")
     add("--layers", type=count, default=4, help="of the model (default 4: 3.3 M parameters)")
     add("--form", choices=FORMS, action="append", help="only these; may be given again")

@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from .figures import Found, digest_at, evaluate
-from .ranks.notes import BLOCK
 from .systems import SYSTEMS, GaveUp, Run, undisturbed, unprotected
 
 if TYPE_CHECKING:
@@ -71,19 +70,13 @@ class Measurement:
             system = system.with_options(reserves=self._asked.reserves)
         return Run(system, self._sizes, self._asked.patience, self._environments, **asked)
 
-    def _is_kept_each_step(self, system: System) -> bool:
-        options = system.options
-        by_default = options.get("sharded") or options.get("survivors") == "restart"
-        return system.is_driven and (self._asked.every == 1 if self._asked.every else by_default)
-
     def _overhead(self, system: System) -> list[float]:
         """Do blocks of steps with protection and without, in turns; return what it adds."""
         if not self._asked.rounds:
             return []
-        block = self._asked.block if self._is_kept_each_step(system) else BLOCK
         with ExitStack() as stack:
             runs = [
-                stack.enter_context(self._start(each, gated=True, block=block))
+                stack.enter_context(self._start(each, gated=True, block=self._asked.block))
                 for each in (system, unprotected(system))
             ]
             pair = [run.blocks() for run in runs]

@@ -9,7 +9,6 @@ from benchmarks.harness.stats import of, percentile
 from benchmarks.harness.tables import seconds, table, with_interval
 
 from .ranks.model import BATCH, LENGTH
-from .ranks.notes import BLOCK
 
 if TYPE_CHECKING:
     import argparse
@@ -28,9 +27,6 @@ def render(found: Sequence[Found], asked: argparse.Namespace) -> str:
     often = "every 10 steps, where all are made anew or it is sharded every step"
     if asked.every is not None:
         often = f"every {asked.every} steps"
-    blocks = "20 steps"
-    if asked.block != BLOCK:
-        blocks += f" ({asked.block} where the state is in buffers every step)"
     about = f"""\
 SIGKILL of a random rank every {asked.cadence:g} s for {asked.seconds:g} s, seed {asked.seed}; the \
 same ranks at the same times for every system. gloo, width {asked.width}, {asked.layers} layers, \
@@ -43,8 +39,8 @@ counts as a median step.
 one that had been done before; less that step.
 - done again: steps that were begun more than once, those that a kill interrupted included.
 - lost, doubled: samples that the final state lacks or has too often, all steps considered.
-- protection costs: {asked.rounds} blocks of {blocks}, in turns with the same script under \
-torchrun without checkpoints; median and its interval.
+- protection costs: {asked.rounds} blocks of {asked.block} steps, in turns with the same script \
+under torchrun without checkpoints; median and its interval.
 - hash equal: that of parameters and optimizer states, to the one of the same script undisturbed \
 with as many steps. torchrun, `phalanx torchrun` and NVRx run the same script.
 - DDP and FSDP2 are ours; their state is in buffers {often}.

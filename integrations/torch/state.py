@@ -193,7 +193,7 @@ class State:
         places, large = self._places(), self._large
         if large is None or places != self._large_places:
             large = Packed(self._large_tree())
-            self._large_places = self._places()  # now that all modules are known
+            self._large_places = places and self._places()  # now that all modules are known
             self._large = large if self._large_places else None
         result = pickle.dumps(self.result)  # whole: each rank may have another
         rest = {"step": self.step, "result": result, "light": self._light}
@@ -235,7 +235,8 @@ class State:
                 dense = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 if not is_dense(dense):  # it is copied to be packed
                     return []
-                place = 0 if dense is tensor else dense.data_ptr()  # else asked for when copied
+                # A plain tensor is asked for its address when it is copied.
+                place = 0 if dense is tensor else dense.data_ptr()
                 found.append((*_same(tensor), place, dense.shape, dense.stride(), dense.dtype))
         return found
 
@@ -374,7 +375,7 @@ class State:
 
 
 def _same(value: object) -> tuple[int, object]:
-    """Return what equals that of the same object alone, which is kept as long: by its address."""
+    """Return a value that equals that of the same object alone, and keeps it alive."""
     return id(value), value
 
 

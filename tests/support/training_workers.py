@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.data import DataLoader
 
 from phalanx.actors import WorkerContext
@@ -204,6 +205,15 @@ class Compressing(Replicated):
         net = self.net
         net.register_comm_hook(powerSGD_hook.PowerSGDState(None), powerSGD_hook.powerSGD_hook)
         self.net = {"first": net}
+
+
+class Mixing(Replicated):
+    """Has a DDP that computes in another type."""
+
+    def wrap(self) -> None:
+        self.net = replicate(
+            self.model, mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16)
+        )
 
 
 class Evaluating(Replicated):

@@ -31,9 +31,9 @@ class Asked:
         survivors: As in `phalanx.RestartPolicy`, for ours.
         every: As in `Training`, for ours.
         reserves: Ranks that wait, for NVRx.
-        saves: Whether a checkpoint is written after every block.
+        saves: Whether a checkpoint is written every `BLOCK` steps.
         gated: Whether each block waits for the gate.
-        block: The steps of one, for ours and for the script.
+        block: The steps of one.
         digests: Steps after which the digest is noted; the last of them is the last step. With
             none the run goes on until `wants_stop`, and notes the digest then.
     """

@@ -1,7 +1,7 @@
 """``-m benchmarks.training.ranks.torchft FOLDER``: the script with torchft, a rank to each group.
 
 A rank that died is started again at once; meanwhile the others go on without it, and it takes the
-state from one of them. A checkpoint after every block is for the case that none is left.
+state from one of them. A checkpoint every `BLOCK` steps is for the case that none is left.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run_rank(folder: str) -> None:
     known = is_last = False
     while not is_last:
         before = manager.current_step()
-        if gate is not None and before % BLOCK == 0:
+        if gate is not None and before % asked.block == 0:
             gate.wait()
         if known:  # else the state of another rank may come, of another step
             notes.put("begin", before + 1)

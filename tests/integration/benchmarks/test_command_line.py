@@ -119,24 +119,10 @@ def test_cluster_tells_every_row_that_needs_neither_ray_nor_peers(tmp_path: Path
 
 @pytest.mark.soak
 def test_training_through_kills_is_exact_and_gives_its_figures(tmp_path: Path) -> None:
-    small = (
-        "--seconds",
-        "9",
-        "--cadence",
-        "3",
-        "--calm",
-        "1",
-        "--rounds",
-        "1",
-        "--width",
-        "32",
-        "--block",
-        "7",
-    )
+    model = ("--ranks", "2", "--layers", "1", "--block", "7")
+    small = ("--seconds", "9", "--cadence", "3", "--calm", "1", "--rounds", "1", "--width", "32")
     forms = [word for form in (*OURS, "torchrun") for word in ("--form", form)]
-    done = bench(
-        *("training", "--ranks", "2", "--layers", "1", *small, *forms, "--json", "-"), cwd=tmp_path
-    )
+    done = bench("training", *model, *small, *forms, "--json", "-", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     runs = json.loads(done.stdout)["runs"]

@@ -34,6 +34,7 @@ from tests.support.training_workers import (
     Late,
     Lazy,
     Meeting,
+    Mixing,
     Outside,
     Renaming,
     Replicated,
@@ -213,6 +214,7 @@ def test_a_step_that_raises_is_as_if_it_had_not_begun(
     ("trainer", "error", "told"),
     [
         (Compressing, HiddenState, "a hook of net is a PowerSGDState, which has state"),
+        (Mixing, HiddenState, "nor mixed_precision: use torch.autocast"),
         # It would be taken for replicated.
         (Sharded, TrainingError, "sharded state; build the run with sharded=True"),
         (Meeting, ValueError, "Default process group has not been initialized"),
