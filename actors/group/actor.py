@@ -178,6 +178,7 @@ class GroupActor(ProtectedActor):
             runtime.loop,
             runtime.launcher,
             preload=spec.launch.preload,
+            env=spec.launch.env,  # it is forked from the ranks' zygote
             group=spec.name,
             on_event=self._publish,
         )

@@ -64,6 +64,7 @@ class NodePlaces:
             self,
             group=spec.name,
             preload=spec.launch.preload,
+            env=spec.launch.env,
             gpus_per_rank=self.gpus,
         )
         self._waiting: set[StartRanks] = set()

@@ -230,7 +230,9 @@ class Launch:
             (over a second), so give ``("torch", "torch._dynamo")`` and your own modules to train.
         env: Environment variables of every worker, over the driver's at the moment of the start.
             If neither sets ``OMP_NUM_THREADS`` each rank gets its share of the processors that
-            the driver may use.
+            the driver may use. What a program reads only as it starts, such as ``LD_PRELOAD``,
+            ``MALLOC_*``, ``GLIBC_TUNABLES`` and ``PYTHONHASHSEED``, has another zygote made, which
+            imports anew, for each set of values.
         rank_env: Further ones for each rank: one mapping per rank, or empty.
         rank_kwargs: Further keyword arguments of the worker's constructor, for each rank, likewise.
         transport: The transport to the ranks: ``"local"`` by sockets and memory that this

@@ -125,6 +125,7 @@ class NodePool:
 
     Args:
         preload: Modules that a node imports once for all its ranks.
+        env: Variables of all ranks.
         gpus_per_rank: How many GPUs each rank gets; 0 for none.
     """
 
@@ -137,6 +138,7 @@ class NodePool:
         *,
         group: str,
         preload: Sequence[str],
+        env: Mapping[str, str],
         gpus_per_rank: float,
     ) -> None:
         self._loop = loop
@@ -145,6 +147,7 @@ class NodePool:
         self._events = events
         self._group = group
         self._preload = tuple(preload)
+        self._env = dict(env)
         self._engine = options.engine(loop, gpus_per_rank=gpus_per_rank)
         self._owner: NodeOwner | None = None
         self._gateway: NodeGateway | None = None
@@ -454,7 +457,7 @@ class NodePool:
         with self._changed:
             self._greetings[number] = greeting
             self._changed.notify_all()
-        self._send(number, Warm(preload=self._preload))
+        self._send(number, Warm(preload=self._preload, env=self._env))
         self._happened(partial(NodeJoined), number)
         self._events.changed()
 

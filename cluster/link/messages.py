@@ -166,9 +166,14 @@ class Launch(Message):
 
 
 class Warm(Message):
-    """Have a process ready that has imported these modules, for ranks to be forked from."""
+    """Have a process ready that has imported these modules, for ranks to be forked from.
+
+    Attributes:
+        env: Variables of these ranks, over the node's.
+    """
 
     preload: tuple[str, ...]
+    env: Mapping[str, str]
 
 
 class Piece(Message):

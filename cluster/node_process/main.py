@@ -275,8 +275,8 @@ class NodeProcess:
                     self._launcher.keep_until(self._lease.until)
             case Launch():
                 self._ranks.launch(message)
-            case Warm(preload=preload):
-                self._ranks.warm(preload)
+            case Warm(preload=preload, env=env):
+                self._ranks.warm(preload, env)
             case Withdraw(number=number):
                 self._ranks.withdraw(number)
             case Kill() | Signal():

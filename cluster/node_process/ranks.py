@@ -39,7 +39,7 @@ from .devices import NodeDevices
 from .output import RankOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.cluster.link.messages import (
         Kill,
@@ -95,12 +95,12 @@ class Ranks:
         self._killed: set[tuple[int, int]] = set()  # those of the processes that are to end
         self._is_leaving = False
 
-    def warm(self, preload: Sequence[str]) -> None:
+    def warm(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
         """Begin to start the processes that ranks, and those beside them, are forked from."""
 
         def warm() -> None:
             with contextlib.suppress(RuntimeFault, OSError):  # a launch reports it
-                self._launcher.warm(preload)
+                self._launcher.warm(preload, {**os.environ, **env})
                 self._launcher.warm(RELAY_PRELOAD)
 
         _spawn(warm, "warm")

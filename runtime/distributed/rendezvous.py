@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from select import EPOLLIN
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.event import Event, LoggedEvent, discard_event
@@ -108,6 +109,7 @@ class RendezvousStore:
     Args:
         launcher: Starts the store's process once a rank connects.
         preload: Of the zygote that it is forked from; None for the launcher's own.
+        env: Further variables, over the driver's.
         on_event: Called with the store's exit, on the event loop's thread.
     """
 
@@ -117,12 +119,14 @@ class RendezvousStore:
         launcher: Launcher,
         *,
         preload: Sequence[str] | None = None,
+        env: Mapping[str, str] = MappingProxyType({}),
         group: str,
         on_event: Callable[[LoggedEvent], None] = discard_event,
     ) -> None:
         self._loop = loop
         self._launcher = launcher
         self._preload = preload
+        self._env = env
         self._group = group
         self._on_event = on_event
         self._epoch = 0
@@ -189,6 +193,7 @@ class RendezvousStore:
             label=f"{self._group}/store#{self._epoch}",
             title=f"phalanx: {self._group} store",
             preload=self._preload,
+            env={**os.environ, **self._env},
         )
         return self._launcher.launch(
             spec,

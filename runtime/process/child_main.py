@@ -46,7 +46,8 @@ class LaunchSpec:
         stdout: A descriptor, or None for the driver's; as *stderr*.
         method: Fork from a zygote, or start a new interpreter (slow, but nothing of a preload
             is in it).
-        preload: The modules that the zygote has imported; None for the launcher's own choice.
+        preload: The modules that the zygote has imported; None for the launcher's own choice. Its
+            variables that a program reads only as it starts are those of *env*.
     """
 
     entry: str

@@ -30,11 +30,11 @@ from . import interpreter
 from .child_process import Process
 from .helper import Helper
 from .orphan_reaper import Reaper
-from .zygote_client import LaunchWait, StartRequest, Zygote
+from .zygote_client import LaunchWait, StartRequest, Zygote, read_at_start
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
@@ -67,7 +67,7 @@ class Launcher:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._processes: set[Process] = set()
-        self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        self._zygotes: dict[tuple[object, ...], Zygote] = {}
         self._new_zygote = partial(
             Zygote, loop, self._tag, self._orphans, start_timeout=start_timeout, emit=emit
         )
@@ -77,19 +77,30 @@ class Launcher:
         self._closed = False
         self.zygote()
 
-    def zygote(self, preload: Sequence[str] | None = None) -> Zygote:
-        """Return the zygote of *preload*; it may have no process yet."""
-        key = self._preload if preload is None else tuple(preload)
+    def zygote(
+        self, preload: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+    ) -> Zygote:
+        """Return the zygote for a process with *preload* and *env*; it may have no process yet.
+
+        Args:
+            env: As in `LaunchSpec`. Only variables that are read once, at the start of a program,
+                make another zygote.
+        """
+        modules = self._preload if preload is None else tuple(preload)
+        variables = read_at_start(os.environ if env is None else env)
+        key = (modules, *sorted(variables.items()))
         with self._lock:
             zygote = self._zygotes.get(key)
             if zygote is None:
-                zygote = self._zygotes[key] = self._new_zygote(key)
+                zygote = self._zygotes[key] = self._new_zygote(modules, variables)
             return zygote
 
-    def warm(self, preload: Sequence[str] | None = None) -> None:
-        """Start the zygote of *preload* now, without waiting for its imports."""
+    def warm(
+        self, preload: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the zygote of *preload* and *env* now, without waiting for its imports."""
         self._start_guardian()
-        self.zygote(preload).warm()
+        self.zygote(preload, env).warm()
 
     def keep_until(self, at: float) -> None:
         """Have everything killed at *at*, this process included, unless it is called again.
@@ -133,8 +144,10 @@ class Launcher:
             for spec in specs:
                 number = next(self._numbers)
                 requests.append(StartRequest.of(number, spec, self._tag.of(number, spec.label)))
-                is_forked = spec.method == "zygote"
-                group = forked.setdefault(self.zygote(spec.preload), []) if is_forked else rest
+                group = rest
+                if spec.method == "zygote":
+                    zygote = self.zygote(spec.preload, requests[-1].spec.env)
+                    group = forked.setdefault(zygote, [])
                 group.append(requests[-1])
             for zygote, group in forked.items():
                 if not zygote.fork(group, wait):

@@ -32,7 +32,7 @@ from .zygote_main import REQUEST
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
@@ -59,6 +59,13 @@ _ATTEMPTS = 3  # of a launch under which its zygote dies
 # A module that queries torch for a GPU must not initialise CUDA by that: nothing could be
 # forked from then on. Workers have their own environment, without this.
 _ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# By the loader, the C library, an allocator that is preloaded, and Python.
+_AT_START = ("GLIBC_TUNABLES", "LD_", "MALLOC_", "PYTHONHASHSEED", "PYTHONMALLOC")
+
+
+def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of *env* that a program reads only as it starts, not when it forks."""
+    return {name: value for name, value in env.items() if name.startswith(_AT_START)}
 
 
 @dataclass(slots=True)
@@ -165,7 +172,11 @@ class _Boot:
 
 
 class Zygote:
-    """The zygote of one preload, through all its processes. Thread-safe."""
+    """The zygote of one preload, through all its processes. Thread-safe.
+
+    Args:
+        variables: Its own of those that `read_at_start` names; the driver's are left out.
+    """
 
     def __init__(
         self,
@@ -173,6 +184,7 @@ class Zygote:
         tag: TreeTag,
         orphan_reaper: Reaper,
         preload: Sequence[str],
+        variables: Mapping[str, str],
         *,
         start_timeout: float,
         emit: Callable[[LoggedEvent], None],
@@ -181,6 +193,7 @@ class Zygote:
         self._tag = tag
         self._orphans = orphan_reaper
         self._preload = tuple(preload)
+        self._variables = variables
         self._imports = ", ".join(preload) or "phalanx"
         self._start_timeout = start_timeout
         self._emit = emit
@@ -325,6 +338,9 @@ class Zygote:
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         boot = _Boot(time.monotonic())
+        env = {**_ASK_NVML, **os.environ}
+        for name in read_at_start(env):
+            del env[name]
         process = interpreter.start_helper(
             self._loop,
             "zygote",
@@ -334,7 +350,7 @@ class Zygote:
             on_exit=on_exit,
             stdout=None if _is_open(1) else subprocess.DEVNULL,
             stderr=None if _is_open(2) else subprocess.DEVNULL,
-            env={**_ASK_NVML, **os.environ, VARIABLE: self._tag.of(0, "zygote").value},
+            env={**env, **self._variables, VARIABLE: self._tag.of(0, "zygote").value},
         )
         self._boot = self._boots[process.pid] = boot
         return process

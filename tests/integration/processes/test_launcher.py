@@ -4,6 +4,7 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -220,6 +221,29 @@ def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Star
     helpers = {*zygotes, launcher._guardian.pid}
     assert len(helpers) == 3
     assert helpers <= children()
+
+
+def test_what_a_program_reads_only_as_it_starts_reaches_forked_processes(starter: Starter) -> None:
+    launcher = starter.launcher
+    envs = [{**os.environ, "PYTHONHASHSEED": seed, "OTHER": seed} for seed in ("1", "2", "2")]
+    script = "print(hash('phalanx'))"
+
+    launcher.launch(
+        *(starter.spec("tell", env=env) for env in envs),
+        starter.spec("tell", env={**envs[0], "OTHER": "3"}),
+        on_exit=starter.on_exit,
+        deadline=soon(),
+    )
+    said = [starter.line.receive() for _ in range(4)]
+
+    for env in envs:
+        expected = subprocess.check_output([sys.executable, "-c", script], env=env)
+        hashes = [one["hash"] for one in said if one["env"]["OTHER"] == env["OTHER"]]
+        assert set(hashes) == {int(expected)}
+    assert len({one["hash"] for one in said}) == 2
+    zygotes = {launcher.zygote(None, env).pid for env in envs}
+    assert len(zygotes) == 2
+    assert {launcher.zygote().pid} == {None}  # that of the driver's own was not needed
 
 
 def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(starter: Starter) -> None:

@@ -37,7 +37,9 @@ class World:
         self.did: list[tuple[Any, ...]] = []
         this: Any = self
         options = Options(ranks_per_node=1)
-        self.pool = NodePool(this, this, options, this, group="tp", preload=(), gpus_per_rank=0)
+        self.pool = NodePool(
+            this, this, options, this, group="tp", preload=(), env={}, gpus_per_rank=0
+        )
         self.pool._owner = this
         self.pool._ranks_per_node = 1
         for number in range(nodes):
