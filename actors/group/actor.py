@@ -171,6 +171,7 @@ class GroupActor(ProtectedActor):
             on_exit=self._exited,
         )
         made.callback(self._membership.close)
+        self._shown: dict[int, tuple[tuple[object, ...], RankInfo]] = {}
         self._checkpoints = CheckpointManager(group)
         self._standby = Standby(group, self._membership, self._shutdown)
         self._deaths = Deaths(group, self._membership, self._checkpoints, self._show)
@@ -750,7 +751,7 @@ class GroupActor(ProtectedActor):
                 layout=self._layout,
                 phase=state.phase,
                 epoch=state.epoch,
-                ranks=tuple(self._info(r.number, r.incarnation, str(r.state)) for r in state.ranks),
+                ranks=tuple(self._info(r.number, r.incarnation, r.state) for r in state.ranks),
                 restarts=self._deaths.restarts,
                 window=state.window,
                 planned=self._planned,
@@ -760,9 +761,17 @@ class GroupActor(ProtectedActor):
         )
 
     def _info(self, rank: int, incarnation: int, state: str) -> RankInfo:
+        """Return how *rank* is; the same object until that changes, for every end shows all."""
         worker = self._membership.find(rank, incarnation)
         pid = None if worker is None else worker.labels.pid or None
         device = "" if worker is None else worker.labels.device
+        epoch = self._state.epoch
+        now = (pid, incarnation, epoch, state, device)
+        known = self._shown.get(rank)
+        if known is not None and known[0] == now:
+            return known[1]
         process = None if worker is None else worker.process
         host = process.host if isinstance(process, RemoteProcess) else ""
-        return RankInfo(rank, pid, incarnation, self._state.epoch, state, device, host=host)
+        info = RankInfo(rank, pid, incarnation, epoch, str(state), device, host=host)
+        self._shown[rank] = now, info
+        return info
