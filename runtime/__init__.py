@@ -98,6 +98,7 @@ from .process.child_process import exit_of_process as exit_of_process
 from .process.helper import Helper as Helper
 from .process.interpreter import start_helper as start_helper
 from .process.launcher import Launcher as Launcher
+from .process.zygote_client import read_at_start as read_at_start
 from .remote.gateway import Gateway as Gateway
 from .remote.gateway import GatewayExited as GatewayExited
 from .remote.gateway import MessageMalformed as MessageMalformed

@@ -179,7 +179,8 @@ class GroupActor(ProtectedActor):
             runtime.loop,
             runtime.launcher,
             preload=spec.launch.preload,
-            env=spec.launch.env,  # it is forked from the ranks' zygote
+            # From rank 0's zygote: those of other variables there may be no need of.
+            env={**spec.launch.env, **next(iter(spec.launch.rank_env), {})},
             group=spec.name,
             on_event=self._publish,
         )

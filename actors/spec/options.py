@@ -25,6 +25,7 @@ from phalanx.runtime import (
     check_share,
     check_transport,
     encode_by_value,
+    read_at_start,
 )
 from phalanx.supervision import (
     BackOff,
@@ -230,9 +231,9 @@ class Launch:
             (over a second), so give ``("torch", "torch._dynamo")`` and your own modules to train.
         env: Environment variables of every worker, over the driver's at the moment of the start.
             If neither sets ``OMP_NUM_THREADS`` each rank gets its share of the processors that
-            the driver may use. What a program reads only as it starts, such as ``LD_PRELOAD``,
-            ``MALLOC_*``, ``GLIBC_TUNABLES`` and ``PYTHONHASHSEED``, has another zygote made, which
-            imports anew, for each set of values.
+            the driver may use. What is read only as a program starts (``LD_*``, ``MALLOC_*``,
+            ``MIMALLOC_*``, ``TCMALLOC_*``, ``GLIBC_TUNABLES``, ``PYTHON*``) and differs from the
+            driver's has another zygote made, which imports anew, for each set of values.
         rank_env: Further ones for each rank: one mapping per rank, or empty.
         rank_kwargs: Further keyword arguments of the worker's constructor, for each rank, likewise.
         transport: The transport to the ranks: ``"local"`` by sockets and memory that this
@@ -506,6 +507,9 @@ def spec_of(
     if restarts.standby and start.rank_kwargs and worker.on_standby is not WorkerActor.on_standby:
         text = "a spare builds its object for on_standby before it has a rank; read ctx.rank"
         raise SpecError("launch.rank_kwargs", start.rank_kwargs, text)
+    if restarts.standby and (own := next(filter(None, map(read_at_start, start.rank_env)), None)):
+        text = f"{min(own)} is read as a program starts, when a spare has no rank: give it in env"
+        raise SpecError("launch.rank_env", start.rank_env, text)
     saving = None if checkpoint is None else group_of("checkpoint", CheckpointPolicy, checkpoint)
     if saving is not None:
         _check_checkpoint(saving, worker, start)

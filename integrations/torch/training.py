@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 from phalanx.actors import Emitted, Executor, Launch, RestartPolicy
 from phalanx.runtime import usable_processors
@@ -68,7 +68,8 @@ class Training(Generic[_T]):
             run in *folder* had.
         timeout: Seconds for joining an epoch and for each collective operation; None takes torch's.
         policy: None takes 100 restarts in 60 seconds.
-        executor: Further arguments of `Executor`.
+        executor: Further arguments of `Executor`. By default *launch* imports torch once for all
+            ranks. Their ``PYTHONHASHSEED`` is 0, unless the environment of *launch* has another.
 
     Attributes:
         executor: The `Executor`; its calls may be used beside the run's.
@@ -143,7 +144,7 @@ class Training(Generic[_T]):
                 args=(plan, *args),
                 kwargs=kwargs,
                 policy=policy,
-                launch=executor.pop("launch", None) or Launch(preload=_PRELOAD),
+                launch=_with_hash_seed(executor.pop("launch", None)),
                 **executor,
             )
             self.executor.subscribe(self._note)
@@ -212,3 +213,18 @@ class Training(Generic[_T]):
                 self.executor.kill()
             case _:
                 pass
+
+
+def _with_hash_seed(launch: Any) -> Any:
+    """Return *launch* with one order of sets for every process that the run will ever have."""
+    own = {"PYTHONHASHSEED": "0"}
+    if launch is None:
+        launch = Launch(preload=_PRELOAD)
+    if isinstance(launch, Launch):
+        return replace(launch, env={**own, **launch.env})
+    if isinstance(launch, str):
+        return {"method": launch, "env": own}
+    if isinstance(launch, Mapping):
+        given = cast("Mapping[str, Any]", launch)
+        return {**given, "env": {**own, **(given.get("env") or {})}}
+    return launch  # which `Executor` refuses

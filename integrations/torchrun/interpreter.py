@@ -77,8 +77,7 @@ def run_python(
         end_by(signal.SIGINT)
     if code or os.getpid() != pid:
         os._exit(code)
-    for number in _FORWARDED[:2]:
-        signal.signal(number, signal.SIG_DFL)  # no handler of the program runs from here on
+    _succeed_at_signals()
 
 
 def run_command(file: str, argv: Sequence[str]) -> None:
@@ -88,17 +87,32 @@ def run_command(file: str, argv: Sequence[str]) -> None:
     """
     child = subprocess.Popen([file, *argv], executable=file, start_new_session=True)
 
+    is_asked = False
+
     def forward(number: int, _frame: types.FrameType | None) -> None:
+        nonlocal is_asked
+        is_asked = True
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
 
     for number in _FORWARDED:
         signal.signal(number, forward)
     status = child.wait()
+    _succeed_at_signals()
     if status < 0:
         end_by(-status)
-    if status:
+    if status or is_asked:  # maybe when the program had ended
         os._exit(status)
+
+
+def _succeed_at_signals() -> None:
+    """Have a signal end this process, whose program has succeeded, with exit code 0.
+
+    It is sent one if another rank fails. No handler of the program runs from here on.
+    """
+    for number in _FORWARDED:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: os._exit(0))
 
 
 def end_by(number: int) -> NoReturn:

@@ -30,7 +30,7 @@ from . import interpreter
 from .child_process import Process
 from .helper import Helper
 from .orphan_reaper import Reaper
-from .zygote_client import LaunchWait, StartRequest, Zygote, read_at_start
+from .zygote_client import LaunchWait, StartRequest, Zygote, own_at_start
 
 if TYPE_CHECKING:
     import socket
@@ -83,11 +83,11 @@ class Launcher:
         """Return the zygote for a process with *preload* and *env*; it may have no process yet.
 
         Args:
-            env: As in `LaunchSpec`. Only variables that are read once, at the start of a program,
-                make another zygote.
+            env: As in `LaunchSpec`. Variables that are read once, at the start of a program, make
+                another zygote, unless they are as the driver has them.
         """
         modules = self._preload if preload is None else tuple(preload)
-        variables = read_at_start(os.environ if env is None else env)
+        variables = {} if env is None else own_at_start(env)
         key = (modules, *sorted(variables.items()))
         with self._lock:
             zygote = self._zygotes.get(key)
@@ -149,6 +149,8 @@ class Launcher:
                     zygote = self.zygote(spec.preload, requests[-1].spec.env)
                     group = forked.setdefault(zygote, [])
                 group.append(requests[-1])
+            for zygote in forked:
+                zygote.warm()  # all of them, before one is waited for
             for zygote, group in forked.items():
                 if not zygote.fork(group, wait):
                     rest += group

@@ -60,12 +60,21 @@ _ATTEMPTS = 3  # of a launch under which its zygote dies
 # forked from then on. Workers have their own environment, without this.
 _ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # By the loader, the C library, an allocator that is preloaded, and Python.
-_AT_START = ("GLIBC_TUNABLES", "LD_", "MALLOC_", "PYTHONHASHSEED", "PYTHONMALLOC")
+_AT_START = ("GLIBC_TUNABLES", "LD_", "MALLOC_", "MIMALLOC_", "TCMALLOC_", "PYTHON")
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of *env* that a program reads only as it starts, not when it forks."""
     return {name: value for name, value in env.items() if name.startswith(_AT_START)}
+
+
+def own_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return those that the driver has not, or with another value.
+
+    Its own are left to what they were at the start of a zygote: some libraries change them when
+    they are imported, and a restart is not to wait for new imports.
+    """
+    return {k: v for k, v in read_at_start(env).items() if os.environ.get(k) != v}
 
 
 @dataclass(slots=True)
@@ -175,7 +184,7 @@ class Zygote:
     """The zygote of one preload, through all its processes. Thread-safe.
 
     Args:
-        variables: Its own of those that `read_at_start` names; the driver's are left out.
+        variables: Of its environment, over the driver's.
     """
 
     def __init__(
@@ -338,9 +347,6 @@ class Zygote:
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         boot = _Boot(time.monotonic())
-        env = {**_ASK_NVML, **os.environ}
-        for name in read_at_start(env):
-            del env[name]
         process = interpreter.start_helper(
             self._loop,
             "zygote",
@@ -350,7 +356,12 @@ class Zygote:
             on_exit=on_exit,
             stdout=None if _is_open(1) else subprocess.DEVNULL,
             stderr=None if _is_open(2) else subprocess.DEVNULL,
-            env={**env, **self._variables, VARIABLE: self._tag.of(0, "zygote").value},
+            env={
+                **_ASK_NVML,
+                **os.environ,
+                **self._variables,
+                VARIABLE: self._tag.of(0, "zygote").value,
+            },
         )
         self._boot = self._boots[process.pid] = boot
         return process
@@ -402,7 +413,8 @@ class Zygote:
             boot = self._boots.pop(pid)
             boot.is_gone = True
             if not boot.is_ready and not boot.was_stopped and boot.error is None:
-                msg = f"the zygote ended while it imported {self._imports}: {reason.detail}"
+                given = "".join(f", with {k}={v!r}" for k, v in self._variables.items())
+                msg = f"the zygote ended while it imported {self._imports}{given}: {reason.detail}"
                 boot.error = lambda: RuntimeFault(msg)
             self._condition.notify_all()
             return (boot.is_ready or boot.was_stopped) and not self._unfit and not self._closed

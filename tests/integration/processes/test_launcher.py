@@ -246,6 +246,25 @@ def test_what_a_program_reads_only_as_it_starts_reaches_forked_processes(starter
     assert {launcher.zygote().pid} == {None}  # that of the driver's own was not needed
 
 
+def test_a_library_that_changes_such_a_variable_of_the_driver_costs_no_zygote(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    zygote = zygote_pid(starter.launcher)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+
+    starter.start("tell", env={**os.environ, "OTHER": "1"})
+
+    said = starter.line.receive()
+    assert said["env"]["LD_LIBRARY_PATH"] == "/nowhere"
+    assert starter.launcher.zygote(None, dict(os.environ)).pid == zygote
+
+
+def test_a_value_with_which_no_zygote_starts_is_named(starter: Starter) -> None:
+    with pytest.raises(RuntimeFault, match="with PYTHONHASHSEED='none': exit code 1"):
+        starter.start("leave", 0, env={**os.environ, "PYTHONHASHSEED": "none"})
+
+
 def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(starter: Starter) -> None:
     starter.start("leave", 0).wait(soon())
     old = zygote_pid(starter.launcher)

@@ -199,6 +199,8 @@ def test_a_group_that_gives_up_takes_its_spares_along(make: Make) -> None:
 def test_a_spare_that_prepares_cannot_have_arguments_of_its_own(make: Make) -> None:
     with pytest.raises(SpecError, match="rank_kwargs"):
         make(Warm, launch=Launch(rank_kwargs=[{}, {}]))
+    with pytest.raises(SpecError, match="LD_PRELOAD is read as a program starts"):
+        make(launch=Launch(rank_env=[{"OTHER": "1"}, {"LD_PRELOAD": "libm.so.6"}]))
 
 
 def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(

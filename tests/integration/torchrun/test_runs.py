@@ -218,6 +218,43 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     assert (no_start.returncode, "Exec format error" in no_start.stderr) == (1, True)
 
 
+ENDS = """
+import os, pathlib, sys, time
+note = pathlib.Path(sys.argv[1])
+if os.environ["RANK"] == "0":
+    note.with_suffix(".new").write_text(str(os.getpid()))
+    note.with_suffix(".new").rename(note)
+    sys.exit()
+while not note.exists():
+    time.sleep(0.01)
+while True:  # until it would succeed at SIGTERM, which has its default effect in a script
+    lines = pathlib.Path(f"/proc/{note.read_text()}/status").read_text().splitlines()
+    if int(next(line for line in lines if line.startswith("SigCgt")).split()[1], 16) >> 14 & 1:
+        sys.exit(1)
+    time.sleep(0.01)
+"""
+ENDS_IN_BASH = """
+if [ $RANK = 0 ]; then echo $$ > $0.new; mv $0.new $0; exit; fi
+while [ ! -e $0 ]; do sleep 0.01; done
+while kill -0 $(cat $0) 2> /dev/null; do sleep 0.01; done
+exit 1
+"""
+
+
+@pytest.mark.parametrize("words", [("ends.py",), ("--no-python", "bash", "-c", ENDS_IN_BASH)])
+def test_a_rank_that_has_succeeded_holds_up_no_failure_and_is_none(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "ends.py").write_text(ENDS)
+
+    options = ("--nproc-per-node", 2, "--shutdown-timeout", 1000)
+    done = run(*options, *words, tmp_path / "note", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "exitcode  : 1 " in done.stderr
+    assert "<NO_OTHER_FAILURES>" in done.stderr, done.stderr
+
+
 def test_ranks_that_leave_by_os_exit_have_succeeded(tmp_path: Path) -> None:
     with running("--nproc-per-node", 2, SCRIPT, "leaves", tmp_path) as launcher:
         wait_until(lambda: any("ends" in lines for lines in notes(tmp_path).values()))

@@ -46,7 +46,7 @@ from tests.support.training_workers import (
     Unseen,
 )
 
-from phalanx.actors import Limits, RestartPolicy
+from phalanx.actors import Launch, Limits, RestartPolicy
 from phalanx.integrations.torch import (
     HiddenState,
     ShapeChanged,
@@ -208,6 +208,26 @@ def test_a_step_that_raises_is_as_if_it_had_not_begun(
         assert run.step == 3
         assert [step.number for step in run.steps(STEPS)] == [4, 5, 6, 7, 8]
         assert run.digest() == undisturbed(Sharded if is_sharded else Replicated, 2)[0]
+
+
+WARM = ("torch", "torch._dynamo", "phalanx.integrations.torch")  # as for all other tests
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        None,
+        Launch(preload=WARM),
+        {"preload": WARM, "env": {"OTHER": "1"}},
+        {"preload": WARM, "method": "exec"},
+    ],
+)
+def test_sets_have_one_order_in_all_processes_of_a_run(launch: Any) -> None:
+    script = "print(hash('phalanx'))"
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    expected = int(subprocess.check_output([sys.executable, "-c", script], env=env))
+    with Training(Replicated, 1, threads=1, launch=launch) as run:
+        assert run.executor.collective_rpc(lambda _: hash("phalanx")) == [expected]
 
 
 @pytest.mark.parametrize(
