@@ -179,8 +179,7 @@ class GroupActor(ProtectedActor):
             runtime.loop,
             runtime.launcher,
             preload=spec.launch.preload,
-            # From rank 0's zygote: those of other variables there may be no need of.
-            env={**spec.launch.env, **next(iter(spec.launch.rank_env), {})},
+            env=spec.launch.environments()[0],  # from rank 0's zygote
             group=spec.name,
             on_event=self._publish,
         )

@@ -282,6 +282,10 @@ class Launch:
             transport=transport or "local",
         )
 
+    def environments(self) -> list[dict[str, str]]:
+        """Return the variables of each rank, or those of all where they do not differ."""
+        return [{**self.env, **own} for own in self.rank_env] or [dict(self.env)]
+
 
 def check_per_rank(field: str, values: object, world_size: int | None) -> Sequence[Any]:
     """Return *values* if it is a list or tuple with one entry per rank; None: of any length."""
@@ -507,8 +511,9 @@ def spec_of(
     if restarts.standby and start.rank_kwargs and worker.on_standby is not WorkerActor.on_standby:
         text = "a spare builds its object for on_standby before it has a rank; read ctx.rank"
         raise SpecError("launch.rank_kwargs", start.rank_kwargs, text)
-    if restarts.standby and (own := next(filter(None, map(read_at_start, start.rank_env)), None)):
-        text = f"{min(own)} is read as a program starts, when a spare has no rank: give it in env"
+    early = sorted({name for own in start.rank_env for name in read_at_start(own)})
+    if restarts.standby and early:
+        text = f"{early[0]} is read as a program starts, when a spare has no rank: give it in env"
         raise SpecError("launch.rank_env", start.rank_env, text)
     saving = None if checkpoint is None else group_of("checkpoint", CheckpointPolicy, checkpoint)
     if saving is not None:

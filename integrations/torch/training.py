@@ -226,5 +226,6 @@ def _with_hash_seed(launch: Any) -> Any:
         return {"method": launch, "env": own}
     if isinstance(launch, Mapping):
         given = cast("Mapping[str, Any]", launch)
-        return {**given, "env": {**own, **(given.get("env") or {})}}
+        env: Mapping[str, str] = given.get("env") or {}
+        return {**given, "env": {**own, **env}}
     return launch  # which `Executor` refuses

@@ -110,9 +110,13 @@ def _succeed_at_signals() -> None:
 
     It is sent one if another rank fails. No handler of the program runs from here on.
     """
+
+    def succeed(_number: int, _frame: types.FrameType | None) -> None:
+        os._exit(0)
+
     for number in _FORWARDED:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: os._exit(0))
+            signal.signal(number, succeed)
 
 
 def end_by(number: int) -> NoReturn:
