@@ -34,6 +34,7 @@ from .spec.options import Launch as Launch
 from .spec.options import Limits as Limits
 from .spec.options import RestartPolicy as RestartPolicy
 from .spec.options import StopPolicy as StopPolicy
+from .spec.options import group_of as group_of
 from .spec.results import Emitted as Emitted
 from .spec.results import Outcome as Outcome
 from .spec.results import OutcomeKind as OutcomeKind

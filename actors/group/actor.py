@@ -18,6 +18,7 @@ import signal
 import threading
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pykka
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from .membership import Launch
 
 _CALLBACKS = 5.0  # seconds for the last callbacks to be run
+_LOOK = attrgetter("pid", "incarnation", "epoch", "state", "device")  # of a RankInfo
 _TOGETHER = 0.1  # seconds in which the lost links of all ranks beside one relay are reported
 
 
@@ -171,7 +173,6 @@ class GroupActor(ProtectedActor):
             on_exit=self._exited,
         )
         made.callback(self._membership.close)
-        self._shown: dict[int, tuple[tuple[object, ...], RankInfo]] = {}
         self._checkpoints = CheckpointManager(group)
         self._standby = Standby(group, self._membership, self._shutdown)
         self._deaths = Deaths(group, self._membership, self._checkpoints, self._show)
@@ -179,7 +180,7 @@ class GroupActor(ProtectedActor):
             runtime.loop,
             runtime.launcher,
             preload=spec.launch.preload,
-            env=spec.launch.environments()[0],  # from rank 0's zygote
+            asked_env=spec.launch.env_of(0),
             group=spec.name,
             on_event=self._publish,
         )
@@ -745,13 +746,17 @@ class GroupActor(ProtectedActor):
     def _show(self) -> None:
         """Publish what the group looks like now."""
         state = self._state
+        before = {info.rank: info for info in self.group.view.ranks}
         self.group.show(
             Status(
                 name=self._spec.name,
                 layout=self._layout,
                 phase=state.phase,
                 epoch=state.epoch,
-                ranks=tuple(self._info(r.number, r.incarnation, r.state) for r in state.ranks),
+                ranks=tuple(
+                    self._info(r.number, r.incarnation, r.state, before.get(r.number))
+                    for r in state.ranks
+                ),
                 restarts=self._deaths.restarts,
                 window=state.window,
                 planned=self._planned,
@@ -760,18 +765,14 @@ class GroupActor(ProtectedActor):
             )
         )
 
-    def _info(self, rank: int, incarnation: int, state: str) -> RankInfo:
-        """Return how *rank* is; the same object until that changes, for every end shows all."""
+    def _info(self, rank: int, incarnation: int, state: str, before: RankInfo | None) -> RankInfo:
+        """Return how *rank* is: as *before* unless that has changed, for every end shows all."""
         worker = self._membership.find(rank, incarnation)
         pid = None if worker is None else worker.labels.pid or None
         device = "" if worker is None else worker.labels.device
         epoch = self._state.epoch
-        now = (pid, incarnation, epoch, state, device)
-        known = self._shown.get(rank)
-        if known is not None and known[0] == now:
-            return known[1]
+        if before and _LOOK(before) == (pid, incarnation, epoch, state, device):
+            return before
         process = None if worker is None else worker.process
         host = process.host if isinstance(process, RemoteProcess) else ""
-        info = RankInfo(rank, pid, incarnation, epoch, str(state), device, host=host)
-        self._shown[rank] = now, info
-        return info
+        return RankInfo(rank, pid, incarnation, epoch, str(state), device, host=host)

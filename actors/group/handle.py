@@ -215,8 +215,8 @@ class Group:
                 if parent is not None:  # what was imported outlives a restart
                     parent.ctx.hold(acquire_shared, release_shared)
             # Boots while the rest is being made.
-            for env in spec.launch.environments():
-                self.runtime.launcher.warm(spec.launch.preload, {**os.environ, **env})
+            for rank in range(len(spec.launch.rank_env) or 1):
+                self.runtime.launcher.warm(spec.launch.preload, spec.launch.env_of(rank))
             if spec.is_remote:
                 self.runtime.launcher.warm(RELAY_PRELOAD)
             # Held: it takes events when the runtime, another's, has been closed meanwhile.

@@ -219,9 +219,7 @@ class WorkerBuilder:
             env |= self._meeting(rank, rendezvous, epoch.layout.world_size)
         if worker.lease is not None:
             env |= worker.lease.environment
-        env |= spec.launch.env
-        if rank < len(spec.launch.rank_env):
-            env |= spec.launch.rank_env[rank]
+        env |= spec.launch.env_of(rank)
         if spec.policy.survivors == "keep":
             for names in _SURVIVOR:
                 if not any(name in env for name in names):
@@ -247,6 +245,7 @@ class WorkerBuilder:
             payload=pickle.dumps(boot),
             fds={"locks": self._locks, **self._stdin, **worker.output.child_fds(), **way},
             preload=launch.preload,
+            asked_env=launch.env_of(worker.rank),
             label=f"{worker.labels.child}#{worker.labels.incarnation}",
             title=title,
             env=env,

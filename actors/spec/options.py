@@ -232,8 +232,8 @@ class Launch:
         env: Environment variables of every worker, over the driver's at the moment of the start.
             If neither sets ``OMP_NUM_THREADS`` each rank gets its share of the processors that
             the driver may use. What is read only as a program starts (``LD_*``, ``MALLOC_*``,
-            ``MIMALLOC_*``, ``TCMALLOC_*``, ``GLIBC_TUNABLES``, ``PYTHON*``) and differs from the
-            driver's has another zygote made, which imports anew, for each set of values.
+            ``MIMALLOC_*``, ``TCMALLOC_*``, ``GLIBC_TUNABLES``, ``PYTHON*``) has another zygote
+            made, which imports anew, for each set of values.
         rank_env: Further ones for each rank: one mapping per rank, or empty.
         rank_kwargs: Further keyword arguments of the worker's constructor, for each rank, likewise.
         transport: The transport to the ranks: ``"local"`` by sockets and memory that this
@@ -282,9 +282,10 @@ class Launch:
             transport=transport or "local",
         )
 
-    def environments(self) -> list[dict[str, str]]:
-        """Return the variables of each rank, or those of all where they do not differ."""
-        return [{**self.env, **own} for own in self.rank_env] or [dict(self.env)]
+    def env_of(self, rank: int) -> Mapping[str, str]:
+        """Return the variables of *rank*; those of all for -1, which is none yet."""
+        own = self.rank_env[rank : rank + 1] if rank >= 0 else ()
+        return {**self.env, **own[0]} if own else self.env
 
 
 def check_per_rank(field: str, values: object, world_size: int | None) -> Sequence[Any]:
@@ -511,9 +512,9 @@ def spec_of(
     if restarts.standby and start.rank_kwargs and worker.on_standby is not WorkerActor.on_standby:
         text = "a spare builds its object for on_standby before it has a rank; read ctx.rank"
         raise SpecError("launch.rank_kwargs", start.rank_kwargs, text)
-    early = sorted({name for own in start.rank_env for name in read_at_start(own)})
+    early = {name for own in start.rank_env for name in read_at_start(own)}
     if restarts.standby and early:
-        text = f"{early[0]} is read as a program starts, when a spare has no rank: give it in env"
+        text = f"{min(early)} is read as a program starts, when a spare has no rank: give it in env"
         raise SpecError("launch.rank_env", start.rank_env, text)
     saving = None if checkpoint is None else group_of("checkpoint", CheckpointPolicy, checkpoint)
     if saving is not None:

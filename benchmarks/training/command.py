@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cadence", type=float, default=15.0, help="seconds from kill to kill (default 15)")
     add("--calm", type=float, default=20.0, help="seconds before those (default 20)")
     add("--rounds", type=int, default=30, help="of the steady cost; 0 for none (default 30)")
-    text = f"steps of one (default {BLOCK}); give no fewer for what is stored less often"
+    text = (
+        f"steps of one; no fewer than from one state in the buffers to the next (default {BLOCK})"
+    )
     add("--block", type=count, default=BLOCK, help=text)
     add("--width", type=count, default=256, help="of the model, a multiple of 4 (default 256)")
     add("--layers", type=count, default=4, help="of the model (default 4: 3.3 M parameters)")

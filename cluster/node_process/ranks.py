@@ -100,7 +100,7 @@ class Ranks:
 
         def warm() -> None:
             with contextlib.suppress(RuntimeFault, OSError):  # a launch reports it
-                self._launcher.warm(preload, {**os.environ, **env})
+                self._launcher.warm(preload, env)
                 self._launcher.warm(RELAY_PRELOAD)
 
         _spawn(warm, "warm")
@@ -310,6 +310,7 @@ class Ranks:
             stderr=stderr,
             method="zygote" if rank.is_forked else "exec",
             preload=order.preload,
+            asked_env=rank.env,
         )
 
     def _equip(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from phalanx.actors import Emitted, Executor, Launch, RestartPolicy
+from phalanx.actors import Emitted, Executor, Launch, RestartPolicy, group_of
 from phalanx.runtime import usable_processors
 from phalanx.supervision import (
     ExecutorClosed,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
+_ONE_ORDER = {"PYTHONHASHSEED": "0"}  # of sets, in every process that the run will ever have
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,15 @@ class Training(Generic[_T]):
             timeout=timeout,
         )
         try:
+            launch = executor.pop("launch", None) or Launch(preload=_PRELOAD)
+            launch = group_of("launch", Launch, launch, short="method")
             self.executor: Executor[_T] = Executor(
                 trainer,
                 ranks,
                 args=(plan, *args),
                 kwargs=kwargs,
                 policy=policy,
-                launch=_with_hash_seed(executor.pop("launch", None)),
+                launch=replace(launch, env={**_ONE_ORDER, **launch.env}),
                 **executor,
             )
             self.executor.subscribe(self._note)
@@ -213,19 +216,3 @@ class Training(Generic[_T]):
                 self.executor.kill()
             case _:
                 pass
-
-
-def _with_hash_seed(launch: Any) -> Any:
-    """Return *launch* with one order of sets for every process that the run will ever have."""
-    own = {"PYTHONHASHSEED": "0"}
-    if launch is None:
-        launch = Launch(preload=_PRELOAD)
-    if isinstance(launch, Launch):
-        return replace(launch, env={**own, **launch.env})
-    if isinstance(launch, str):
-        return {"method": launch, "env": own}
-    if isinstance(launch, Mapping):
-        given = cast("Mapping[str, Any]", launch)
-        env: Mapping[str, str] = given.get("env") or {}
-        return {**given, "env": {**own, **env}}
-    return launch  # which `Executor` refuses

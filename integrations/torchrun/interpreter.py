@@ -86,7 +86,6 @@ def run_command(file: str, argv: Sequence[str]) -> None:
     Signals that end processes are passed on to it and to what it has started.
     """
     child = subprocess.Popen([file, *argv], executable=file, start_new_session=True)
-
     is_asked = False
 
     def forward(number: int, _frame: types.FrameType | None) -> None:
@@ -98,11 +97,13 @@ def run_command(file: str, argv: Sequence[str]) -> None:
     for number in _FORWARDED:
         signal.signal(number, forward)
     status = child.wait()
-    _succeed_at_signals()
     if status < 0:
         end_by(-status)
-    if status or is_asked:  # maybe when the program had ended
+    if status:
         os._exit(status)
+    _succeed_at_signals()
+    if is_asked:  # maybe when the program had ended
+        os._exit(0)
 
 
 def _succeed_at_signals() -> None:

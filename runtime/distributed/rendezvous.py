@@ -109,7 +109,7 @@ class RendezvousStore:
     Args:
         launcher: Starts the store's process once a rank connects.
         preload: Of the zygote that it is forked from; None for the launcher's own.
-        env: Further variables, over the driver's.
+        asked_env: As in `LaunchSpec`.
         on_event: Called with the store's exit, on the event loop's thread.
     """
 
@@ -119,14 +119,14 @@ class RendezvousStore:
         launcher: Launcher,
         *,
         preload: Sequence[str] | None = None,
-        env: Mapping[str, str] = MappingProxyType({}),
+        asked_env: Mapping[str, str] = MappingProxyType({}),
         group: str,
         on_event: Callable[[LoggedEvent], None] = discard_event,
     ) -> None:
         self._loop = loop
         self._launcher = launcher
         self._preload = preload
-        self._env = env
+        self._asked_env = asked_env
         self._group = group
         self._on_event = on_event
         self._epoch = 0
@@ -193,7 +193,7 @@ class RendezvousStore:
             label=f"{self._group}/store#{self._epoch}",
             title=f"phalanx: {self._group} store",
             preload=self._preload,
-            env={**os.environ, **self._env},
+            asked_env=self._asked_env,
         )
         return self._launcher.launch(
             spec,

@@ -46,8 +46,9 @@ class LaunchSpec:
         stdout: A descriptor, or None for the driver's; as *stderr*.
         method: Fork from a zygote, or start a new interpreter (slow, but nothing of a preload
             is in it).
-        preload: The modules that the zygote has imported; None for the launcher's own choice. Its
-            variables that a program reads only as it starts are those of *env*.
+        preload: The modules that the zygote has imported; None for the launcher's own choice.
+        asked_env: Of *env* what was asked for, where the rest is the driver's. What of it is read
+            only as a program starts the zygote was started with.
     """
 
     entry: str
@@ -62,9 +63,10 @@ class LaunchSpec:
     stderr: int | None = None
     method: Literal["zygote", "exec"] = "zygote"
     preload: Sequence[str] | None = None
+    asked_env: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def complete(self) -> LaunchSpec:
-        """Return it with what it leaves open as it is now.
+        """Return it, for the process itself, with what it leaves open as it is now.
 
         *cwd* stays None if the driver's own was removed: the process stays where it is made.
         """
@@ -77,7 +79,7 @@ class LaunchSpec:
         env = dict(os.environ if self.env is None else self.env)
         env.pop(VARIABLE, None)
         path = tuple(sys.path if self.sys_path is None else self.sys_path)
-        return replace(self, env=env, cwd=cwd, sys_path=path)
+        return replace(self, env=env, cwd=cwd, sys_path=path, asked_env={})
 
 
 class ChildStart(NamedTuple):

@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.event import LoggedEvent, discard_event
@@ -30,7 +31,7 @@ from . import interpreter
 from .child_process import Process
 from .helper import Helper
 from .orphan_reaper import Reaper
-from .zygote_client import LaunchWait, StartRequest, Zygote, own_at_start
+from .zygote_client import LaunchWait, StartRequest, Zygote, read_at_start
 
 if TYPE_CHECKING:
     import socket
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from phalanx.runtime.threads.event_loop import EventLoop
 
     from .child_main import LaunchSpec
+
+
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Launcher:
@@ -78,16 +82,15 @@ class Launcher:
         self.zygote()
 
     def zygote(
-        self, preload: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+        self, preload: Sequence[str] | None = None, asked_env: Mapping[str, str] = _NO_VARIABLES
     ) -> Zygote:
-        """Return the zygote for a process with *preload* and *env*; it may have no process yet.
+        """Return the zygote for a `LaunchSpec` with these; it may have no process yet.
 
-        Args:
-            env: As in `LaunchSpec`. Variables that are read once, at the start of a program, make
-                another zygote, unless they are as the driver has them.
+        The driver's own variables make no other zygote: libraries change some as they are imported,
+        and a restart is not to wait for new imports.
         """
         modules = self._preload if preload is None else tuple(preload)
-        variables = {} if env is None else own_at_start(env)
+        variables = read_at_start(asked_env)
         key = (modules, *sorted(variables.items()))
         with self._lock:
             zygote = self._zygotes.get(key)
@@ -96,11 +99,11 @@ class Launcher:
             return zygote
 
     def warm(
-        self, preload: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+        self, preload: Sequence[str] | None = None, asked_env: Mapping[str, str] = _NO_VARIABLES
     ) -> None:
-        """Start the zygote of *preload* and *env* now, without waiting for its imports."""
+        """Start that zygote now, without waiting for its imports."""
         self._start_guardian()
-        self.zygote(preload, env).warm()
+        self.zygote(preload, asked_env).warm()
 
     def keep_until(self, at: float) -> None:
         """Have everything killed at *at*, this process included, unless it is called again.
@@ -146,8 +149,7 @@ class Launcher:
                 requests.append(StartRequest.of(number, spec, self._tag.of(number, spec.label)))
                 group = rest
                 if spec.method == "zygote":
-                    zygote = self.zygote(spec.preload, requests[-1].spec.env)
-                    group = forked.setdefault(zygote, [])
+                    group = forked.setdefault(self.zygote(spec.preload, spec.asked_env), [])
                 group.append(requests[-1])
             for zygote in forked:
                 zygote.warm()  # all of them, before one is waited for

@@ -68,15 +68,6 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(_AT_START)}
 
 
-def own_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return those that the driver has not, or with another value.
-
-    Its own are left to what they were at the start of a zygote: some libraries change them when
-    they are imported, and a restart is not to wait for new imports.
-    """
-    return {k: v for k, v in read_at_start(env).items() if os.environ.get(k) != v}
-
-
 @dataclass(slots=True)
 class LaunchWait:
     """The conditions under which one launch goes on waiting.

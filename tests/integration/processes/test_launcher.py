@@ -225,44 +225,39 @@ def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Star
 
 def test_what_a_program_reads_only_as_it_starts_reaches_forked_processes(starter: Starter) -> None:
     launcher = starter.launcher
-    envs = [{**os.environ, "PYTHONHASHSEED": seed, "OTHER": seed} for seed in ("1", "2", "2")]
-    script = "print(hash('phalanx'))"
+    asked = [{"PYTHONHASHSEED": seed, "OTHER": str(n)} for n, seed in enumerate("122")]
+    envs = [{**os.environ, **each} for each in asked]
 
     launcher.launch(
-        *(starter.spec("tell", env=env) for env in envs),
-        starter.spec("tell", env={**envs[0], "OTHER": "3"}),
+        *(starter.spec("tell", env=e, asked_env=a) for e, a in zip(envs, asked, strict=True)),
         on_exit=starter.on_exit,
         deadline=soon(),
     )
-    said = [starter.line.receive() for _ in range(4)]
+    said = sorted((starter.line.receive() for _ in envs), key=lambda one: one["env"]["OTHER"])
 
-    for env in envs:
-        expected = subprocess.check_output([sys.executable, "-c", script], env=env)
-        hashes = [one["hash"] for one in said if one["env"]["OTHER"] == env["OTHER"]]
-        assert set(hashes) == {int(expected)}
-    assert len({one["hash"] for one in said}) == 2
-    zygotes = {launcher.zygote(None, env).pid for env in envs}
-    assert len(zygotes) == 2
-    assert {launcher.zygote().pid} == {None}  # that of the driver's own was not needed
+    words = [sys.executable, "-c", "print(hash('phalanx'))"]
+    fresh = [int(subprocess.check_output(words, env=env)) for env in envs]
+    assert [one["hash"] for one in said] == fresh
+    assert len({launcher.zygote(None, each).pid for each in asked}) == 2
+    assert launcher.zygote().pid is None  # that of the driver's own was not needed
 
 
 def test_a_library_that_changes_such_a_variable_of_the_driver_costs_no_zygote(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starter.start("leave", 0).wait(soon())
-    zygote = zygote_pid(starter.launcher)
+    helpers = children()
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
 
-    starter.start("tell", env={**os.environ, "OTHER": "1"})
+    process = starter.start("tell")
 
-    said = starter.line.receive()
-    assert said["env"]["LD_LIBRARY_PATH"] == "/nowhere"
-    assert starter.launcher.zygote(None, dict(os.environ)).pid == zygote
+    assert starter.line.receive()["env"]["LD_LIBRARY_PATH"] == "/nowhere"
+    assert children() == {*helpers, process.pid}
 
 
 def test_a_value_with_which_no_zygote_starts_is_named(starter: Starter) -> None:
     with pytest.raises(RuntimeFault, match="with PYTHONHASHSEED='none': exit code 1"):
-        starter.start("leave", 0, env={**os.environ, "PYTHONHASHSEED": "none"})
+        starter.start("leave", 0, asked_env={"PYTHONHASHSEED": "none"})
 
 
 def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(starter: Starter) -> None:
