@@ -5,6 +5,7 @@
 - The exit steps of Python are done here: threads are joined, ``atexit`` functions run, files
   are flushed. Only a program that succeeds returns; any other end is the end of the process.
 - A process that the program has forked, and that leaves the program, ends here too.
+- A program that it puts in the place of this process runs as a child: the driver is connected here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import types
 import zipfile
@@ -29,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from phalanx.runtime import interpreter_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .program import Program
 
@@ -46,6 +48,7 @@ def run_python(
     """
     pid = os.getpid()
     _become_fresh()
+    _keep_this_process()
     is_module = program.kind == "module"
     sys.argv[:] = ["-m" if is_module else program.target, *argv]
     sys.orig_argv[:] = [sys.executable, "-u", *["-m"] * is_module, program.target, *argv]
@@ -80,12 +83,20 @@ def run_python(
     _succeed_at_signals()
 
 
-def run_command(file: str, argv: Sequence[str]) -> None:
+def run_command(
+    file: str | bytes | os.PathLike[Any], argv: Sequence[Any], env: Mapping[Any, Any] | None = None
+) -> None:
     """Execute a program and wait; return if it succeeds, else end this process as it ended.
 
-    Signals that end processes are passed on to it and to what it has started.
+    Signals that end processes are passed on to it and to what it has started. The arguments are
+    those of `os.execve`; an *env* of None is that of this process.
+
+    Raises:
+        OSError: as `os.execve`.
     """
-    child = subprocess.Popen([file, *argv], executable=file, start_new_session=True)
+    child = subprocess.Popen(
+        argv, executable=file, env=env, close_fds=False, start_new_session=True
+    )
     is_asked = False
 
     def forward(number: int, _frame: types.FrameType | None) -> None:
@@ -144,6 +155,24 @@ def _become_fresh() -> None:
         new.mode = "w"
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
+
+
+def _keep_this_process() -> None:
+    """Have `os.execv` and its like run the program as a child, and end this process as it ends."""
+    module: Any = os
+    pid, replace = os.getpid(), module.execve
+
+    def run(file: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None) -> Any:
+        if (
+            os.getpid() != pid  # a process that the program has forked
+            or isinstance(file, int)
+            or threading.current_thread() is not threading.main_thread()
+        ):
+            return replace(file, argv, os.environ if env is None else env)
+        run_command(file, argv, env)
+        os._exit(0)
+
+    module.execv = module.execve = run
 
 
 def _execute(program: Program, scope: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ class ScriptWorker(WorkerActor):
         program = job.program
         arguments = program.args_of(rank)
         if program.kind == "command":
-            run_command(program.target, arguments)
+            run_command(program.target, [program.target, *arguments])
         else:
             run_python(program, arguments, lambda error: record(error, error_file))
         if self.ctx.is_stopping:

@@ -218,6 +218,31 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     assert (no_start.returncode, "Exec format error" in no_start.stderr) == (1, True)
 
 
+REPLACED = """
+import os, sys
+try:
+    os.execv("/no/program", ["program"])
+except FileNotFoundError:
+    os.environ["FOUND"] = "none"
+if not os.fork():
+    os.execlp("sh", "sh", "-c", "exit 5")
+child = os.waitstatus_to_exitcode(os.wait()[1])
+code = sys.argv[1] if os.environ["RANK"] == "1" else "0"
+os.execvpe("sh", [f"{child}", "-c", "echo $0 $RANK $FOUND; exit " + code], os.environ)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_script_may_put_another_program_in_its_place(tmp_path: Path, code: int) -> None:
+    (tmp_path / "replaced.py").write_text(REPLACED)
+
+    done = run("--nproc-per-node", 2, "replaced.py", code, cwd=tmp_path)
+
+    assert done.returncode == (1 if code else 0), done.stderr
+    assert "5 1 none" in done.stdout.splitlines()
+    assert ("exitcode  : 7 " in done.stderr) == (code == 7)
+
+
 ENDS = """
 import os, pathlib, sys, time
 note = pathlib.Path(sys.argv[1])
