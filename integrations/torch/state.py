@@ -46,6 +46,25 @@ class State:
         WrongDevice, TrainingError: a tensor has no memory, or none of its own.
     """
 
+    __slots__ = (  # what a step would set beside them could not be kept
+        "_contents",
+        "_extra",
+        "_large",
+        "_large_places",
+        "_light",
+        "_parts",
+        "_touched",
+        "_untrained",
+        "_versions",
+        "_writes_unseen",
+        "generators",
+        "modules",
+        "optimizers",
+        "others",
+        "result",
+        "step",
+    )
+
     def __init__(self, **objects: Any) -> None:
         self.step = 0
         self.result: Any = None

@@ -42,8 +42,15 @@ if TYPE_CHECKING:
 
 dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
-_WATCHED = 2  # steps of the run, and after build, in which hidden writes are looked for by value
-_OWN = ("_failed", "_steps_to_watch", "_done_in_epoch", "_made_attributes", "_new_replicas")
+_WATCHED = 2  # steps after build in which hidden writes are looked for by value
+_OWN = (
+    "_failed",
+    "_left_midway",
+    "_steps_to_watch",
+    "_done_in_epoch",
+    "_made_attributes",
+    "_new_replicas",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +112,7 @@ class Trainer(WorkerActor):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._buffers: RankBuffers | None = None
-        self._failed = False
+        self._failed = self._left_midway = False
         self._steps_to_watch = self._done_in_epoch = 0
         self._made_attributes: set[str] = set()  # attributes that build and join have made
         self._new_replicas: list[DistributedDataParallel] = []  # made since they were looked at
@@ -194,6 +201,7 @@ class Trainer(WorkerActor):
             self._buffers = RankBuffers(self.plan.paths, ctx.rank, spread=not sharded)
         limit: dict[str, Any] = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
         self._new_replicas.clear()
+        self._left_midway = self._failed and not new
         self._failed, self._done_in_epoch, given = False, 0, {*vars(self)}
         if sharded:
             ctx.init_process_group(**limit)
@@ -298,10 +306,12 @@ class Trainer(WorkerActor):
         state.touch()
         self.apply()
         self._untouched.check()
-        if step <= _WATCHED:  # not later: what changes now and then must not end a run at a death
+        if self._done_in_epoch == 0 or not step & step - 1:  # also 1, 2, 4, 8, ...: it takes long
             before = self._untouched
             self._check_hidden()
-            self._untouched.check_since(before)
+            if not self._left_midway:  # else before is what the interrupted step has left
+                self._untouched.check_since(before)
+            self._left_midway = False
         self._steps_to_watch = max(0, self._steps_to_watch - 1)
         state.commit(step, result)
         self._failed = False
@@ -373,8 +383,8 @@ class Trainer(WorkerActor):
         state = self.state
         kinds = (state.modules, state.optimizers, state.generators, state.others)
         kept = (state, *(each for kind in kinds for each in kind.values()))
-        allowed, contents = (*self.without_state, *_OWN), self.state.step < _WATCHED
-        self._untouched = check_attributes(self, kept, allowed, state.tensors(), contents=contents)
+        allowed = (*self.without_state, *_OWN)
+        self._untouched = check_attributes(self, kept, allowed, state.tensors())
 
     def _check_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         """Refuse, before its second step, an optimizer that is nowhere to be found."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import gc
 import io
 import random
 import sys
 import sysconfig
+import threading
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import cache, partial
 from types import (
     BuiltinMethodType,
@@ -45,6 +48,7 @@ _PLAIN = (int, float, complex, str, bytes, NoneType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LONG = 1000  # a container that large holds data
 _SAMPLE = 1 << 20  # elements of an array
+_CACHED = type(cache(repr))
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 _NO_EXTRA = vars(torch.nn.Module)["get_extra_state"]
 _INSTALLED = tuple(sysconfig.get_path(key) for key in ("stdlib", "platstdlib"))
@@ -67,8 +71,6 @@ def check_attributes(
     kept: Iterable[Any],
     allowed: Collection[str],
     tensors: Iterable[torch.Tensor] = (),
-    *,
-    contents: bool = False,
 ) -> Untouched:
     """Look for hidden state in what *owner* has; return what of it no step may change.
 
@@ -77,7 +79,6 @@ def check_attributes(
         kept: The objects that are in its `State`.
         allowed: Attributes that the user says have no state that matters.
         tensors: Those in its `State`, of which it may have views.
-        contents: Note what values there are, for `Untouched.check_since`.
 
     Raises:
         HiddenState: there is some.
@@ -87,7 +88,7 @@ def check_attributes(
     known = {_memory_of(each) for each in tensors}
     for name, part, is_users in _walk(owner, kept, allowed):
         if isinstance(part, _PLAIN):
-            if contents and is_users:
+            if is_users:
                 values[name].append(part)
             continue
         check_kept(name, part)
@@ -98,7 +99,7 @@ def check_attributes(
             if not (inner in allowed or each.is_inference() or _memory_of(each) in known)
         ]
         found += held
-        if contents and is_users:
+        if is_users:
             if not isinstance(part, torch.Tensor):
                 values[name].append(_digest_of(part))
             for inner, each in held:
@@ -157,7 +158,9 @@ def _digest_of(value: object) -> object:
     if numpy is not None and kind is numpy.ndarray and not row.dtype.hasobject:
         sample = row.flat[:: row.size // _SAMPLE | 1]
         return row.shape, row.dtype, zlib.crc32(sample.tobytes())
-    if isinstance(value, (list, tuple, deque)) and len(row) >= _LONG:
+    if isinstance(value, (list, tuple)) and len(row) >= _LONG:
+        return kind, [*map(id, row[:: len(row) // _LONG | 1])], len(row)
+    if isinstance(value, deque) and len(row) >= _LONG:
         return kind, id(row[0]), id(row[-1]), len(row)
     return (kind, len(row)) if isinstance(value, _CONTAINERS) else kind
 
@@ -200,10 +203,20 @@ def _walk(
     home, left_out = _home_of(owner.__class__), set(allowed)
     known = {id(each) for each in kept}
     seen: set[int] = set()
+    have_instances: set[type] = set()  # what such a class has is found with them
+    classes: list[tuple[str, Any, bool]] = []  # looked at last
     rest: list[tuple[str, Any, bool]] = [("", owner, True)]
-    while rest:
-        before, value, is_users = rest.pop()
+    while rest or classes:
+        before, value, is_users = rest.pop() if rest else classes.pop()
         is_plain = isinstance(value, _PLAIN)
+        if isinstance(value, type):
+            if rest:
+                classes.append((before, value, is_users))
+                continue
+            if value in have_instances:
+                continue
+        elif not is_plain:
+            have_instances.update(type(value).__mro__)
         if before in left_out or (id(value) in seen and not is_plain):
             continue
         seen.add(id(value))
@@ -229,7 +242,20 @@ def _parts_of(
             with contextlib.suppress(ValueError):  # it is empty as yet
                 yield name, cell.cell_contents, is_users
         if is_users:
+            given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            yield from ((name, each, True) for each in (*given, *vars(value).values()))
             yield from _globals_of(value, home)
+    elif isinstance(value, _CACHED):  # that it keeps more is no change
+        if _is_users(str(value.__module__), home):
+            yield from ((name, each, False) for each in gc.get_referents(value))
+    elif isinstance(value, threading.local):
+        yield from ((name, each, is_users) for each in vars(value).values())
+    elif isinstance(value, ContextVar):
+        yield name, cast("Any", value).get(None), is_users
+    elif isinstance(value, type):
+        if _is_users(str(value.__module__), home):
+            members = vars(value).items()
+            yield from ((f"{name}.{key}", each, True) for key, each in members if key[:2] != "__")
     elif isinstance(value, (MethodType, BuiltinMethodType, MethodWrapperType)):
         yield name, value.__self__, is_users
     elif isinstance(value, (staticmethod, classmethod)):
@@ -278,6 +304,8 @@ def _globals_of(function: FunctionType, home: str) -> Iterator[tuple[str, object
     for code in codes:
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
         named = {key: function.__globals__.get(key) for key in code.co_names}
+        modules = {key: each for key, each in named.items() if isinstance(each, ModuleType)}
+        yield from _variables_of(modules, code.co_names, home)
         held = {key: each for key, each in named.items() if not _is_imported(each, home)}
         for key, each in held.items():
             # An attribute may have the name of one; of values alone that matters.
@@ -285,10 +313,30 @@ def _globals_of(function: FunctionType, home: str) -> Iterator[tuple[str, object
                 yield key, each, True
 
 
+def _variables_of(
+    modules: dict[str, ModuleType], names: Collection[str], home: str
+) -> Iterator[tuple[str, object, bool]]:
+    """Yield the global variables of *modules* of the user, and of modules in them, by *names*."""
+    seen: set[int] = set()
+    while modules:
+        prefix, module = modules.popitem()
+        if id(module) in seen or not _is_users(module.__name__, home):
+            continue
+        seen.add(id(module))
+        for name in names:
+            value = vars(module).get(name)
+            if isinstance(value, ModuleType):
+                modules[f"{prefix}.{name}"] = value
+            elif not _is_imported(value, home):
+                yield f"{prefix}.{name}", value, True
+
+
 def _is_imported(value: object, home: str) -> bool:
     if isinstance(value, FunctionType):
         return not _is_users(str(value.__globals__.get("__name__")), home)
-    return value is None or isinstance(value, (ModuleType, BuiltinMethodType, type))
+    if isinstance(value, type):
+        return not _is_users(str(value.__module__), home)
+    return value is None or isinstance(value, (ModuleType, BuiltinMethodType))
 
 
 @cache

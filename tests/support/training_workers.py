@@ -9,7 +9,6 @@ import os
 import signal
 import weakref
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -197,6 +196,29 @@ class Lazy(Replicated):
         return super().train_step(step)
 
 
+class Reshuffling(Replicated):
+    """Counts epochs of two steps."""
+
+    epoch = 0
+
+    def train_step(self, step: int) -> Any:
+        if step > 2 and step % 2:
+            self.epoch += 1
+        return super().train_step(step)
+
+
+class Accumulating(Replicated):
+    """Keeps the number of the micro-batch that it is at."""
+
+    at: int | None = None
+
+    def train_step(self, step: int) -> Any:
+        results: list[Any] = []
+        for self.at in range(3):
+            results += super().train_step(step)
+        return results
+
+
 class Compressing(Replicated):
     """Has a module in a dict, with a hook that keeps what it has rounded away."""
 
@@ -351,16 +373,19 @@ class Teaching(Replicated):
         return super().train_step(step)
 
 
-@cache
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+OPTIMIZERS: weakref.WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Outside(Replicated):
     """Has moments where no search through attributes finds them."""
 
     def apply(self) -> None:
-        optimizer_of(self.model).step()
+        if self.model not in OPTIMIZERS:
+            parameters = self.model.parameters()
+            OPTIMIZERS[self.model] = torch.optim.SGD(parameters, 1e-3, momentum=0.9)
+        OPTIMIZERS[self.model].step()
 
 
 class Apart(Replicated):

@@ -21,6 +21,7 @@ import torch
 from tests.support.training_workers import (
     BATCH,
     SAMPLES,
+    Accumulating,
     Apart,
     Compressing,
     Counting,
@@ -38,6 +39,7 @@ from tests.support.training_workers import (
     Outside,
     Renaming,
     Replicated,
+    Reshuffling,
     Scaling,
     Sharded,
     Stepwise,
@@ -152,6 +154,12 @@ def test_a_step_that_fails_after_its_parameters_were_changed_is_taken_from_the_b
     assert run.resumed
 
 
+def test_what_an_interrupted_step_has_left_is_no_hidden_state(tmp_path: Path) -> None:
+    digest, results, _ = train(Accumulating, 2, faults=[(1, 3, "backward")], marks=tmp_path)
+
+    assert (digest, results) == undisturbed(Accumulating, 2)
+
+
 def test_three_ranks_add_in_the_same_order_after_a_death(tmp_path: Path) -> None:
     digest, results, _ = train(Unseen, 3, faults=[(1, 3, "begin")], marks=tmp_path, steps=5)
 
@@ -259,6 +267,7 @@ def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
         (Late, 1, 0, "net: wrapped in DDP by a step: wrap it in join"),
         (Teaching, 1, 0, "teacher.weight is a tensor that a step changed"),
         (Counting, 1, 0, r"count is a value that a step changed.* without_state = \('count',\)"),
+        (Reshuffling, 2, 3, "epoch is a value that a step changed"),
         (Outside, 1, 1, "the optimizer that a step uses is a SGD"),
         (Apart, 2, 1, "optimizer of rank 1 is not that of rank 0"),
     ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -557,10 +559,21 @@ def test_iterators_of_classes_and_in_slots_are_found() -> None:
     class Drawing:
         batches = iter(DATA)
 
+    @cache
+    def drawn() -> Iterator[int]:
+        return iter(DATA)
+
+    class Caching:
+        def draw(self) -> int:
+            return next(drawn())
+
     with pytest.raises(HiddenState, match=r"^inner.drawn is a"):
         check_attributes(Holder(), [], [])
     with pytest.raises(HiddenState, match=r"^batches is a"):
         check_attributes(Drawing(), [], [])
+    Caching().draw()
+    with pytest.raises(HiddenState, match=r"^draw is a"):
+        check_attributes(Caching(), [], [])
     with Path(os.devnull).open("ab") as log:
         check_attributes(SimpleNamespace(log=log), [], [])
 
@@ -584,6 +597,38 @@ class Sampler:
         Sampler.drawn += 1
 
 
+elsewhere: Any = ModuleType("elsewhere")
+elsewhere.inner = ModuleType("elsewhere.inner")
+vars(elsewhere).update(__file__="/home/x/elsewhere.py", at=0)
+vars(elsewhere.inner).update(__file__="/home/x/inner.py", at=0)
+
+
+class Counted:
+    drawn = 0
+
+
+class Inner:
+    drawn = 0
+
+    @classmethod
+    def draw(cls) -> None:
+        cls.drawn += 1
+
+
+def draw_from(box: list[int] = [0]) -> None:  # noqa: B006  # which is the point
+    box.append(1)
+
+
+def count_calls() -> None:
+    vars(count_calls)["calls"] += 1
+
+
+vars(count_calls)["calls"] = 0
+of_thread = threading.local()
+of_thread.drawn = 0
+of_context: ContextVar[int] = ContextVar("of_context", default=0)
+
+
 class Elsewhere:
     """Stands for a class of another module of the user."""
 
@@ -601,12 +646,19 @@ class Stateful:
         self.teacher.register_buffer("mean", torch.zeros(1 << 20))
         self.rows, self.replay, self.other = np.zeros((4, 2)), [0.5], Elsewhere()
         self.order = deque(range(2000), 2000)
+        self.pairs = [0, *range(2000), 0]
         self.hidden = torch.zeros(2)
         self.mask: torch.Tensor | None = None
         self.masks: dict[int, torch.Tensor] = {}
 
     def draw(self) -> None:
         draw()
+
+    def names(self) -> object:
+        return Counted.drawn, Inner.draw, draw_from, count_calls, of_thread, of_context
+
+    def imports(self) -> object:
+        return elsewhere.at, elsewhere.inner.at
 
 
 CHANGES: dict[str, Any] = {
@@ -620,6 +672,15 @@ CHANGES: dict[str, Any] = {
     "order": lambda one: one.order.append(1),
     "hidden": lambda one: setattr(one, "hidden", torch.ones(2)),
     "other.at": lambda one: setattr(one.other, "at", 3),
+    "Counted.drawn": lambda _: setattr(Counted, "drawn", Counted.drawn + 1),
+    "Inner.drawn": lambda _: Inner.draw(),
+    "draw_from": lambda _: draw_from(),
+    "count_calls": lambda _: count_calls(),
+    "of_thread": lambda _: setattr(of_thread, "drawn", of_thread.drawn + 1),
+    "of_context": lambda _: of_context.set(of_context.get() + 1),
+    "pairs": lambda one: one.pairs.reverse(),
+    "elsewhere.at": lambda _: setattr(elsewhere, "at", elsewhere.at + 1),
+    "elsewhere.inner.at": lambda _: setattr(elsewhere.inner, "at", elsewhere.inner.at + 1),
 }
 
 
@@ -627,14 +688,15 @@ CHANGES: dict[str, Any] = {
 def test_a_value_that_a_step_changes_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "elsewhere", SimpleNamespace(__file__="/home/x/elsewhere.py"))
+    for module in (elsewhere, elsewhere.inner):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(Elsewhere, "__module__", "elsewhere")
     trainer = Stateful()
     weight: torch.Tensor = next(trainer.model.parameters())
 
     def look(*allowed: str) -> Untouched:
         kept = [trainer.model]
-        return check_attributes(trainer, kept, allowed, [weight], contents=True)
+        return check_attributes(trainer, kept, allowed, [weight])
 
     before = look()
     weight.data.add_(1)
