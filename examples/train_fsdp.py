@@ -130,6 +130,7 @@ def main() -> int:
         parser.error(f"--plot {options.plot}: name a .png in a folder that is there")
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:80]
     text = "".join(ast.get_docstring(ast.parse(each.read_bytes())) or "" for each in sources)
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
     calm, got = (train(options, text.encode(), kills) for kills in (0, options.kills))
     lost, doubled = calm["used"] - got["used"], got["used"] - calm["used"]
     equal = got["hash"] == calm["hash"] and not lost and not doubled
@@ -138,7 +139,6 @@ def main() -> int:
     print("{:5}{:7}{:12}{:14}{:9} ".format(*row), *(f"{each:.2f}" for each in got["stalls"]))
     print("hash", got["hash"][:32], "undisturbed", calm["hash"][:32])
     print("equal:", "yes" if equal else "NO")
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
     pyplot.plot(range(1, options.steps + 1), got["losses"])
     pyplot.vlines([step for step, _ in got["killed"]], 0, max(got["losses"]), "red", linewidth=0.5)
     pyplot.title("loss by step; red: a rank is killed")

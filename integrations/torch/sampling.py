@@ -63,9 +63,15 @@ def sample_indices(
         world_size: How many ranks there are.
         batch: Samples per rank and step.
         samples: How many there are; a sample is a number below it.
+
+    Raises:
+        SpecError: one of them is out of its range.
     """
     check_count("step", step)
     check_count("batch", batch)
+    check_count("world_size", world_size)
+    if not 0 <= rank < world_size:
+        raise SpecError("rank", rank, f"there are {world_size}: give one from 0 on below that")
     together = world_size * batch
     if samples < together:
         raise SpecError("samples", samples, f"one step of {world_size} ranks uses {together}")

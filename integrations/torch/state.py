@@ -404,6 +404,8 @@ def _copy(target: torch.Tensor, kept: Any) -> None:
 
 def _check_plain(name: str, tensor: torch.Tensor) -> None:
     """Raise an error unless *tensor* has memory of its own, an element in each place."""
+    if isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+        raise TrainingError(f"{name} has no shape yet: run its module once in build()")
     if tensor.is_meta:
         raise WrongDevice(name, "meta", "one with memory")
     if tensor.layout is not torch.strided:

@@ -28,6 +28,7 @@ from .buffers import Paths, RankBuffers
 from .errors import HiddenState, NoRoom, StateLost, TrainingError, WorldSizeChanged
 from .packing import local_of, unpack
 from .sampling import seed_step
+from .state import State
 from .untracked_state import Untouched, attributes_of, check_attributes
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from phalanx.actors import WorkerContext
 
     from .agreement import Source
-    from .state import State
 
 dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
@@ -238,7 +238,10 @@ class Trainer(WorkerActor):
         if ctx.device.startswith("cuda"):
             torch.cuda.set_device(ctx.device)
         seed_step(self.plan.seed, 0, 0)
-        self.state, self._steps_to_watch = self.build(ctx), _WATCHED
+        built = cast("Any", self.build(ctx))
+        if not isinstance(built, State):
+            raise TrainingError(f"build() returned {type(built).__name__}: return a State(...)")
+        self.state, self._steps_to_watch = built, _WATCHED
         self.state.check_device(ctx.device)
         if not self.plan.sharded:
             self.state.check_replicated()

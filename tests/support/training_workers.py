@@ -219,6 +219,13 @@ class Accumulating(Replicated):
         return results
 
 
+class Stateless(Replicated):
+    """Builds no state."""
+
+    def build(self, ctx: WorkerContext) -> Any:
+        return super().build(ctx).modules
+
+
 class Compressing(Replicated):
     """Has a module in a dict, with a hook that keeps what it has rounded away."""
 

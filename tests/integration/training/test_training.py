@@ -42,6 +42,7 @@ from tests.support.training_workers import (
     Reshuffling,
     Scaling,
     Sharded,
+    Stateless,
     Stepwise,
     Teaching,
     TensorParallel,
@@ -247,6 +248,7 @@ def test_sets_have_one_order_in_all_processes_of_a_run(launch: Any) -> None:
         (Sharded, TrainingError, "sharded state; build the run with sharded=True"),
         (Meeting, ValueError, "Default process group has not been initialized"),
         (Renaming, TrainingError, "join() adds or renames model.1"),
+        (Stateless, TrainingError, "build() returned dict: return a State(...)"),
         (Scaling, TrainingError, "a GradScaler needs an apply() with scaler.step(optimizer)"),
     ],
 )

@@ -71,6 +71,11 @@ def test_an_epoch_uses_each_sample_at_most_once_and_all_that_fit(
 def test_a_sampler_without_enough_samples_for_one_step_is_refused() -> None:
     with pytest.raises(SpecError, match="samples=7: one step of 2 ranks uses 8"):
         sample_indices(0, 1, 0, world_size=2, batch=4, samples=7)
+    for rank in (-1, 2):
+        with pytest.raises(SpecError, match=f"rank={rank}: there are 2"):
+            sample_indices(0, 1, rank, world_size=2, batch=4, samples=8)
+    with pytest.raises(SpecError, match="world_size=0"):
+        sample_indices(0, 1, 0, world_size=0, batch=4, samples=8)
 
 
 def test_seeds_differ_by_seed_step_rank_and_stream_and_give_the_same_numbers_again() -> None:
@@ -483,11 +488,12 @@ def test_a_state_on_another_device_is_refused_by_name() -> None:
     ("tensor", "told"),
     [
         (torch.empty(2, device="meta"), "model.kept is on meta"),
+        (nn.UninitializedBuffer(), "model.kept has no shape yet: run its module once in build"),
         (torch.eye(2).to_sparse(), "model.kept is torch.sparse_coo, which cannot be kept"),
         (torch.zeros(1).expand(4), "model.kept is expanded"),
         (torch.ones(2, dtype=torch.complex64).conj(), "model.kept is quantized, or a conjugate"),
     ],
-    ids=["meta", "sparse", "expanded", "conjugate"],
+    ids=["meta", "lazy", "sparse", "expanded", "conjugate"],
 )
 def test_a_tensor_without_memory_of_its_own_is_refused_by_name(
     tensor: torch.Tensor, told: str
