@@ -208,8 +208,9 @@ class NodeOwner:
 
         def judge_all() -> None:
             self._take(judge())
+            # Behind all nodes that go with this one: its ranks and theirs are one loss.
             for later in self._held_back.pop(number, ()):
-                self._take(later())
+                self._post(later)
 
         self._loop.post(judge_all)
 
@@ -283,10 +284,12 @@ class NodeOwner:
 
     def _judge(self, number: int, judge: Callable[[], NodeDecision]) -> None:
         """Take what has ended a node; not before the end of the engine that may be its cause."""
-        if self._engine.is_ending and self.nodes.find(number, *HELD):
+        if not self._engine.is_ending:
+            self._take(judge())
+        elif self.nodes.find(number, *HELD):
             self._held_back.setdefault(number, []).append(judge)
         else:
-            self._take(judge())
+            self._post(judge)
 
     def _greeted(self, number: int, greeting: Greeting, at: float) -> None:
         why = why_unfit(greeting)

@@ -303,11 +303,12 @@ def test_after_their_broker_was_killed_machines_join_the_next_one_and_the_group_
     assert [command.ended() for command in commands] == [0, 0]
 
 
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE])
 def test_nodes_that_end_with_their_broker_are_one_loss_whatever_is_heard_first(
-    site: Site, runtime: Runtime
+    site: Site, runtime: Runtime, strategy: Strategy
 ) -> None:
     commands = [site.join(), site.join()]
-    group = site.group(Echo, 2, runtime, intensity=Intensity(1, 60.0))
+    group = site.group(Echo, 2, runtime, strategy=strategy, intensity=Intensity(1, 60.0))
     nodes = [command.node_process() for command in commands]
     goes_on = threading.Event()
 
