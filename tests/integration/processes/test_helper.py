@@ -95,12 +95,14 @@ def test_one_whose_end_is_not_told_yet_is_ending(echo: Echo, loop: EventLoop) ->
     echo.restarts = False
     echo.helper.start()
     assert not echo.helper.is_ending
-    goes_on = threading.Event()
+    stops, goes_on = threading.Event(), threading.Event()
 
     def stop() -> None:
+        stops.set()
         goes_on.wait(LONG)
 
     loop.post(stop)
+    assert stops.wait(LONG)
     assert echo.helper.pid is not None
 
     os.kill(echo.helper.pid, signal.SIGKILL)
