@@ -130,7 +130,7 @@ def main() -> int:
         parser.error(f"--plot {options.plot}: name a .png in a folder that is there")
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:80]
     text = "".join(ast.get_docstring(ast.parse(each.read_bytes())) or "" for each in sources)
-    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")  # or nothing is trained
     calm, got = (train(options, text.encode(), kills) for kills in (0, options.kills))
     lost, doubled = calm["used"] - got["used"], got["used"] - calm["used"]
     equal = got["hash"] == calm["hash"] and not lost and not doubled

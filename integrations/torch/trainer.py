@@ -43,14 +43,7 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
 _WATCHED = 2  # steps after build in which hidden writes are looked for by value
-_OWN = (
-    "_failed",
-    "_left_midway",
-    "_steps_to_watch",
-    "_done_in_epoch",
-    "_made_attributes",
-    "_new_replicas",
-)
+_OWN = ("_failed", "_steps_to_watch", "_done_in_epoch", "_made_attributes", "_new_replicas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +105,7 @@ class Trainer(WorkerActor):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._buffers: RankBuffers | None = None
-        self._failed = self._left_midway = False
+        self._failed = False
         self._steps_to_watch = self._done_in_epoch = 0
         self._made_attributes: set[str] = set()  # attributes that build and join have made
         self._new_replicas: list[DistributedDataParallel] = []  # made since they were looked at
@@ -201,7 +194,7 @@ class Trainer(WorkerActor):
             self._buffers = RankBuffers(self.plan.paths, ctx.rank, spread=not sharded)
         limit: dict[str, Any] = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
         self._new_replicas.clear()
-        self._left_midway = self._failed and not new
+        is_midway = self._failed and not new
         self._failed, self._done_in_epoch, given = False, 0, {*vars(self)}
         if sharded:
             ctx.init_process_group(**limit)
@@ -215,6 +208,8 @@ class Trainer(WorkerActor):
             ctx.init_process_group(**limit)
         source, redone = self._resume(ctx, whole=whole)
         self._wrap()
+        if is_midway:  # the values are what an interrupted step has left
+            self._untouched.forget_values()
         self._made_attributes |= vars(self).keys() - given
         dist.barrier()
         if ctx.rank == 0:
@@ -309,12 +304,10 @@ class Trainer(WorkerActor):
         state.touch()
         self.apply()
         self._untouched.check()
-        if self._done_in_epoch == 0 or not step & step - 1:  # also 1, 2, 4, 8, ...: it takes long
+        if self._done_in_epoch == 0 or not step & step - 1:  # 1, 2, 4, 8, ...: it takes long
             before = self._untouched
             self._check_hidden()
-            if not self._left_midway:  # else before is what the interrupted step has left
-                self._untouched.check_since(before)
-            self._left_midway = False
+            self._untouched.check_since(before)
         self._steps_to_watch = max(0, self._steps_to_watch - 1)
         state.commit(step, result)
         self._failed = False

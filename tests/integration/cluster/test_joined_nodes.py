@@ -310,12 +310,14 @@ def test_nodes_that_end_with_their_broker_are_one_loss_whatever_is_heard_first(
     commands = [site.join(), site.join()]
     group = site.group(Echo, 2, runtime, strategy=strategy, intensity=Intensity(1, 60.0))
     nodes = [command.node_process() for command in commands]
-    goes_on = threading.Event()
+    stops, goes_on = threading.Event(), threading.Event()
 
     def stop() -> None:
+        stops.set()
         goes_on.wait(LONG)
 
     runtime.loop.post(stop)
+    assert stops.wait(LONG)
 
     os.kill(broker_of(os.getpid()), signal.SIGKILL)
     wait_until(lambda: not any(pid and is_alive(pid) for pid in nodes))

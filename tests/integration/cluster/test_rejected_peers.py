@@ -272,12 +272,14 @@ def test_the_end_of_a_link_is_told_after_all_that_came_over_it(
 def test_no_more_output_is_taken_than_a_stopped_driver_has_room_for(
     node: Peer, loop: EventLoop
 ) -> None:
-    goes_on = threading.Event()
+    stops, goes_on = threading.Event(), threading.Event()
 
     def stop() -> None:
+        stops.set()
         goes_on.wait(LONG)
 
     loop.post(stop)
+    assert stops.wait(LONG)
     output = Output(rank=0, incarnation=1, stream="stdout", text="x" * 8000)
     for _ in range(200):
         node.link.send(output)
