@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -238,8 +239,9 @@ class NodeLinks(Links):
         places = self._pool.places()
         with self._lock:
             gateway = self._pool.gateway
+            left = max(0.0, deadline - time.monotonic())
             numbers = [
-                gateway.add_rank(places[worker.rank].node, worker.worker_fds())
+                gateway.add_rank(places[worker.rank].node, worker.worker_fds(), launch=left)
                 for worker in workers
             ]
             nodes = dict.fromkeys(places[worker.rank].node for worker in workers)
@@ -272,7 +274,7 @@ class NodeLinks(Links):
             if remote is not None and remote.output is not None:
                 remote.output.write(message)
 
-        return self._pool.launch(
+        processes = self._pool.launch(
             ranks,
             invitations,
             on_exit=on_exit,
@@ -280,3 +282,5 @@ class NodeLinks(Links):
             deadline=deadline,
             is_wanted=is_wanted,
         )
+        gateway.launched(numbers)
+        return processes

@@ -284,10 +284,12 @@ class NodeOwner:
 
     def _judge(self, number: int, judge: Callable[[], NodeDecision]) -> None:
         """Take what has ended a node; not before the end of the engine that may be its cause."""
-        if self._engine.is_ending and self.nodes.find(number, *HELD):
+        if not self._engine.is_ending:
+            self._take(judge())
+        elif self.nodes.find(number, *HELD):
             self._held_back.setdefault(number, []).append(judge)
         else:
-            self._take(judge())
+            self._post(judge)
 
     def _greeted(self, number: int, greeting: Greeting, at: float) -> None:
         why = why_unfit(greeting)

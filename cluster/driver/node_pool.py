@@ -1,7 +1,7 @@
 """`NodePool`: the nodes of one group, the placement of its ranks, and their processes there.
 
 - A rank whose node serves stays on it. One whose node was lost gets another only when that is
-  fenced; nothing is started on a suspect.
+  fenced, and it is to be started; nothing is started on a suspect.
 - A launch starts all of its ranks, on any nodes, or none.
 - The loss of a node is reported once, with all of its ranks; so is that of nodes lost by one cause.
 - Machines beyond those that the ranks need are kept as spares, in the configured number.
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
     from phalanx.cluster.link.messages import Greeting, Message
+    from phalanx.cluster.nodes.decide import Node
     from phalanx.runtime import EventLoop, Launcher, LoggedEvent
 
     from .options import ClusterOptions
@@ -219,19 +220,22 @@ class NodePool:
         """
         with self._changed:
             before = {rank: node for rank, node in self._at.items() if rank < size}
-            unfenced = sorted({before[r] for r in ranks if before.get(r) in self._lost})
+            states = {node.number: node.state for node in self._nodes()}
+            lost = self._lost | {n for n, state in states.items() if state is NodeState.LOST}
+            unfenced = sorted({before[r] for r in ranks if before.get(r) in lost})
             self._size = size
             self._request(begins=begins)
             if unfenced:
                 return f"{self._names(unfenced)} to be fenced"
-            held = self._held()
-            placed = place(size, dict.fromkeys(held, self._ranks_per_node), before)
+            held, asked = self._held(), set(ranks)
+            placed_now = [r for r in range(size) if r in asked or before.get(r) in held]
+            placed = place(placed_now, dict.fromkeys(held, self._ranks_per_node), before)
             if placed is None:
                 return f"{self._nodes_for(size)} nodes, of which {len(held)} serve"
             suspects = sorted({placed[r] for r in ranks if held[placed[r]] is NodeState.SUSPECT})
             if suspects:
                 return f"{self._names(suspects)} to be heard"
-            self._at = placed
+            self._at = {**before, **placed}  # the others get a node when they are to be started
             self._reservations = [
                 each for each in self._reservations if not each.is_confirmed or each.size != size
             ]
@@ -310,10 +314,12 @@ class NodePool:
 
     def _held(self) -> dict[int, NodeState]:
         """Return the nodes that serve."""
-        assert self._owner is not None
         known = self._greetings.keys() - self._left
-        states = {node.number: node.state for node in self._owner.nodes.nodes}
-        return {n: state for n, state in states.items() if state in HELD and n in known}
+        return {n.number: n.state for n in self._nodes() if n.state in HELD and n.number in known}
+
+    def _nodes(self) -> tuple[Node, ...]:
+        assert self._owner is not None
+        return self._owner.nodes.nodes
 
     def _nodes_for(self, size: int) -> int:
         return math.ceil(size / self._ranks_per_node)
@@ -395,11 +401,12 @@ class NodePool:
             for rank in ranks:
                 by_node.setdefault(self._at[rank.rank], []).append(rank)
             for node, some in by_node.items():
+                if node in self._lost or node not in self._greetings:
+                    launch.error = f"{self._host(node)} was lost"
+                    break  # it answers no order
                 number = next(self._orders)
                 launch.waits_for[number], launch.orders[number] = node, tuple(some)
                 self._launches[number] = launch
-                if node in self._lost or node not in self._greetings:
-                    launch.error = f"{self._host(node)} was lost"
                 order = Launch(
                     number=number,
                     ranks=tuple(some),

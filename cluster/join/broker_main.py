@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 _ORDER = 128 * 1024  # bytes of the driver's
 _LARGEST = 64 * 1024  # bytes of a machine's message
 _HANDSHAKE = 1000  # milliseconds
+_LONGEST_TTL = 6_553_500  # milliseconds: ZeroMQ counts tenths of a second in 16 bits
 _BACKLOG = 1024  # connections that wait to be accepted: a machine waits behind unknown peers
 _FAREWELL = 5.0  # seconds in which goodbyes are sent, and machines of a killed broker may join
 _LAST_WORD = 0.5  # seconds for a node to say that it ends itself, after its command has gone
@@ -92,9 +93,9 @@ class Broker:
             (zmq.MAXMSGSIZE, _LARGEST),
             (zmq.HANDSHAKE_IVL, _HANDSHAKE),
             (zmq.BACKLOG, _BACKLOG),
-            (zmq.HEARTBEAT_IVL, silence // 4),
+            (zmq.HEARTBEAT_IVL, min(silence, _LONGEST_TTL) // 4),
             (zmq.HEARTBEAT_TIMEOUT, silence),
-            (zmq.HEARTBEAT_TTL, silence),  # the timeout of the other end
+            (zmq.HEARTBEAT_TTL, min(silence, _LONGEST_TTL)),  # the timeout of the other end
             (zmq.CURVE_SERVER, 1),
             (zmq.CURVE_SECRETKEY, z85.encode(bytes.fromhex(opening["driver"]))),
             (zmq.ZAP_DOMAIN, b"phalanx"),

@@ -74,6 +74,7 @@ class NodeGateway(Gateway):
         super().__init__(loop, launcher, options, group=group, on_event=on_event)
         self._entry = "phalanx.cluster.link.node_gateway_main:main"
         self._events = events
+        self._has_served = False  # else the group cannot be started
 
     def admit(self, number: int, key: str) -> None:
         """Let the node process that has the secret of *key* connect, once, as that node."""
@@ -131,8 +132,8 @@ class NodeGateway(Gateway):
         self._events.refused(address, why)
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
-        was_ready = bool(self.endpoint)
+        self._has_served = self._has_served or bool(self.endpoint)
         super()._exited(pid, reason)
-        if was_ready and pid is not None:
+        if self._has_served and pid is not None:
             self._events.down(time.monotonic())
-        return was_ready or pid is None
+        return self._has_served or pid is None

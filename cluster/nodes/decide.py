@@ -338,7 +338,9 @@ def gone(
         return nodes.with_(replace(node, state=NodeState.LOST, since=at)), (Lose(number, why),)
     if node.state is NodeState.JOINING and counts_against_machine:
         return _not_joined(nodes, number, why, at)
-    return _complete(nodes.without(number), at, (Dismiss(number, why),))
+    # The wait for a machine goes on with the node that is asked for in its place.
+    since = node.since if node.state is NodeState.ASKED else at
+    return _complete(nodes.without(number), since, (Dismiss(number, why),))
 
 
 def answers_ended(nodes: Nodes, number: int, last: float) -> NodeDecision:

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def place(ranks: int, slots: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int] | None:
+def place(
+    ranks: Sequence[int], slots: Mapping[int, int], before: Mapping[int, int]
+) -> dict[int, int] | None:
     """Return the node of each rank, or None if there is not room for all.
 
     - A rank whose node is still there stays on it.
@@ -18,17 +20,17 @@ def place(ranks: int, slots: Mapping[int, int], before: Mapping[int, int]) -> di
     - What fits no node whole is cut into blocks of consecutive ranks, as few as can be.
 
     Args:
-        ranks: How many there are.
+        ranks: Those that get a node, or stay on theirs.
         slots: How many ranks each node may hold.
         before: Where ranks were, the node lost or not; a rank that is new is not in it.
     """
-    placed = {rank: before[rank] for rank in range(ranks) if before.get(rank) in slots}
+    placed = {rank: before[rank] for rank in ranks if before.get(rank) in slots}
     free = dict(slots)
     for held in placed.values():
         free[held] -= 1
     if min(free.values(), default=0) < 0:
         return None
-    unplaced = [rank for rank in range(ranks) if rank not in placed]
+    unplaced = [rank for rank in ranks if rank not in placed]
     unplaced.sort(key=lambda rank: before.get(rank, -1))
     groups = [list(group) for _, group in groupby(unplaced, lambda rank: before.get(rank, -1))]
     # The largest first, which are the hardest to fit; what has to be cut gets what then is left.

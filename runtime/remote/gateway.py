@@ -26,7 +26,7 @@ from .worker_relay import RELAY_PRELOAD, Invitation
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
@@ -167,17 +167,24 @@ class Gateway:
             raise self._has_ended()
         return invitation
 
-    def add_rank(self, where: int, fds: Mapping[str, int]) -> int:
+    def add_rank(self, where: int, fds: Mapping[str, int], launch: float = 0.0) -> int:
         """Make room for one rank on the machine *where*, behind *fds*; return its number.
+
+        Its side has a minute to connect once its *launch*, which may take so many seconds, is over:
+        see `launched`.
 
         Raises:
             RuntimeFault: the process has just died.
         """
         self._numbers += 1
-        order = {"rank": self._numbers, "where": where, "fds": list(fds)}
+        order = {"rank": self._numbers, "where": where, "launch": launch, "fds": list(fds)}
         if not self._send(order, *fds.values()):
             raise self._has_ended()
         return self._numbers
+
+    def launched(self, numbers: Sequence[int]) -> None:
+        """Note that the ranks of those *numbers* run."""
+        self._send({"launched": list(numbers)})
 
     def close(self) -> None:
         """End the process. Idempotent."""

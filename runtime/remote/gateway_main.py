@@ -48,11 +48,11 @@ ORDER = 128 * 1024
 """Bytes that an order of the driver's has at most; what is larger comes in a file."""
 
 _MOST_FDS = 16
+_CONNECT = 60.0  # seconds for a rank's side to connect
 _AT_ONCE = 64  # messages read before the other descriptors get their turn
 _LOOKS = 5  # after a connection was closed
 _SOON = 0.02  # seconds between those
 _PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
-_CONNECT = 60.0  # seconds for a rank's side to connect: its process has to start first
 _HANDSHAKE = 1.0  # seconds for one; a rank whose side takes longer connects again
 _BACKLOG = 1024  # connections that wait to be accepted: a relay waits behind unknown peers
 _HANDSHAKES = (
@@ -302,8 +302,16 @@ class GatewayProcess:
                 self._tell({"pong": number})
             case {"invite": number, "where": where, "secret": secret, "route": route}:
                 self._invite(number, where, bytes.fromhex(route), bytes.fromhex(secret), now)
-            case {"rank": number, "where": where, "fds": names}:
-                self._make_room(number, where, names, fds, now)
+            case {"rank": _, "fds": names} if len(fds) != len(names):
+                # No descriptor was free for the others: the driver sees its own ends end.
+                for fd in fds:
+                    os.close(fd)
+            case {"rank": number, "where": where, "launch": launch, "fds": names}:
+                until = now + launch + _CONNECT
+                self._make_room(number, where, dict(zip(names, fds, strict=True)), until)
+            case {"launched": numbers}:
+                for rank in (self._ranks[each] for each in numbers if each in self._ranks):
+                    rank.connects_by = min(rank.connects_by, now + _CONNECT)
             case _:
                 pass
 
@@ -318,16 +326,8 @@ class GatewayProcess:
         self._relays[route] = relay
         self._authenticator.admit(secret, relay.name.encode())
 
-    def _make_room(
-        self, number: int, where: int, names: Sequence[str], fds: Sequence[int], now: float
-    ) -> None:
-        if len(fds) != len(names):
-            # No descriptor was free for the others: the driver sees its own ends end.
-            for fd in fds:
-                os.close(fd)
-            return
-        named = dict(zip(names, fds, strict=True))
-        rank = self._ranks[number] = RemoteRank(number, where, named, now)
+    def _make_room(self, number: int, where: int, fds: Mapping[str, int], until: float) -> None:
+        rank = self._ranks[number] = RemoteRank(number, where, fds, until)
         self._sockets[rank.data.fd] = self._sockets[rank.control.fd] = rank
         self._used.add(rank)
 
@@ -435,8 +435,8 @@ class GatewayProcess:
         self._memory.trim_if_idle(now)
         for rank in self._ranks.values():
             rank.trim_if_idle(now)
-            if not rank.ended and not rank.connected and now - rank.made_at > _CONNECT:
-                self._lose(rank, f"the rank's side did not connect within {_CONNECT:g} s", now)
+            if not rank.ended and not rank.connected and now > rank.connects_by:
+                self._lose(rank, "the rank's side did not connect in its time", now)
         for relay in self._relays.values():
             if not relay.is_live:
                 continue

@@ -59,7 +59,7 @@ class RemoteRank:
         number: int,
         where: int,
         fds: Mapping[str, int],
-        now: float,
+        connects_by: float,
     ) -> None:
         self.number = number
         self.where = where
@@ -77,7 +77,7 @@ class RemoteRank:
         self._received = 0  # the latest call: the driver may send one twice, and numbers grow
         self._incarnation = 0
         self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
-        self.made_at = now
+        self.connects_by = connects_by  # else it is lost
         self.greeted = False
         self.running = 0
         self.recallable = False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -267,6 +270,19 @@ def test_the_end_of_a_link_is_told_after_all_that_came_over_it(
     assert [message.number for _, _, message, _ in came[:50]] == list(range(50))
     assert came[50][:2] == ("closed", 1)
     node.link = NodeLink(node.link._endpoint, gateway.key)  # for the fixture to close
+
+
+def test_a_gateway_that_dies_before_it_is_ready_is_replaced_too(gateway: NodeGateway) -> None:
+    def is_replaced(pid: int) -> bool:
+        return gateway.pid not in (None, pid)
+
+    for _ in range(2):
+        pid = gateway.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(partial(is_replaced, pid), "a successor")
+
+    wait_until(lambda: bool(gateway.endpoint), "its address")
 
 
 def test_no_more_output_is_taken_than_a_stopped_driver_has_room_for(

@@ -68,6 +68,10 @@ class World:
         self.nodes, _ = decide.gone(self.nodes, number, why, 1.0, **counts)
         self.pool.lost(number, why)
 
+    def fence(self, number: int) -> None:
+        self.nodes, _ = decide.ended(self.nodes, number, "its last word", 2.0)
+        self.pool.fenced(number, "its last word")
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *what, **_how: self.did.append((name, *what))
 
@@ -78,6 +82,38 @@ def test_a_node_that_was_asked_to_leave_is_given_no_rank_before_it_has_heard_tha
     assert world.pool.place(1, ()) == ""
     assert ("leave", 1) in world.did
 
+    assert world.pool.place(2, (1,)) == "2 nodes, of which 1 serve"
+
+
+def test_a_rank_whose_node_may_still_run_is_moved_by_no_start_of_another() -> None:
+    world = World(2)
+    assert world.pool.place(2, (0, 1)) == ""
+    world.lose(1, "silent", counts_against_machine=True)
+    world.join(2)
+
+    assert world.pool.place(2, (0,)) == ""
+    assert world.pool.places()[1].node == 1
+    assert "to be fenced" in world.pool.place(2, (1,))
+    world.fence(1)
+    assert world.pool.place(2, (1,)) == ""
+    assert [each.node for each in world.pool.places().values()] == [0, 2]
+
+
+def test_a_node_of_which_only_the_owner_knows_that_it_is_lost_is_not_fenced_either() -> None:
+    world = World(3)
+    assert world.pool.place(2, (0, 1)) == ""
+    world.nodes, _ = decide.gone(world.nodes, 1, "silent", 1.0)
+
+    assert "to be fenced" in world.pool.place(2, (0, 1))
+
+
+def test_a_rank_whose_node_is_well_waits_for_no_other_node() -> None:
+    world = World(2)
+    assert world.pool.place(2, (0, 1)) == ""
+    world.lose(1, "silent", counts_against_machine=True)
+    world.fence(1)
+
+    assert world.pool.place(2, (0,)) == ""
     assert world.pool.place(2, (1,)) == "2 nodes, of which 1 serve"
 
 
@@ -103,7 +139,7 @@ def test_machines_that_a_recovery_waits_for_are_not_let_go_with_those_of_a_resiz
         world.join(2)
 
     assert world.asked("leave") == []
-    world.pool.fenced(1, "its lease is over")
+    world.fence(1)
     assert world.pool.place(2, (1,)) == ""
 
 

@@ -312,6 +312,16 @@ def test_nodes_that_begin_and_end_with_the_gateway_or_the_broker_are_not_in_that
         assert actions == (Dismiss(number, "the broker"), AskForNode(number + 1))
 
 
+def test_the_wait_for_a_machine_goes_on_though_what_gives_machines_is_replaced() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+
+    for number in range(2):
+        nodes, actions = decide.gone(nodes, number, "the broker", 5.0, counts_against_machine=False)
+        assert actions == (Dismiss(number, "the broker"), AskForNode(number + 1))
+
+    assert nodes.due() == LIMITS.wait
+
+
 def test_an_address_that_the_first_node_does_not_reach_is_reached_by_none() -> None:
     nodes, _ = decide.want(Nodes(0, LIMITS), 2, 0.0)
     nodes, _ = decide.offered(nodes, 0, 1.0)

@@ -28,7 +28,7 @@ from phalanx.cluster.nodes.placement import place
 def test_ranks_of_one_node_go_on_together(
     ranks: int, slots: dict[int, int], before: dict[int, int], placed: list[int] | None
 ) -> None:
-    found = place(ranks, slots, before)
+    found = place(range(ranks), slots, before)
 
     assert (found and [found[rank] for rank in range(ranks)]) == placed
 
@@ -46,7 +46,7 @@ def test_any_ranks_are_placed_if_there_is_room(
     free = {node: slots[node] - held[node] for node in slots}
     fits = min(free.values(), default=0) >= 0 and sum(free.values()) >= ranks - len(stay)
 
-    placed = place(ranks, slots, before)
+    placed = place(range(ranks), slots, before)
 
     assert (placed is not None) == fits
     if placed is None:
