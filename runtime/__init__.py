@@ -133,7 +133,7 @@ from .wire.codec import encode_by_value as encode_by_value
 from .wire.packet_decoder import Frame as Frame
 from .wire.packet_decoder import LargeFrame as LargeFrame
 from .wire.packet_decoder import bundle as bundle
-from .wire.packet_decoder import call_id_of as call_id_of
+from .wire.packet_decoder import call_ids_of as call_ids_of
 from .wire.packet_decoder import receive as receive
 from .wire.packet_decoder import send as send
 from .wire.packet_encoder import Payload as Payload

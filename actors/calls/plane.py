@@ -542,6 +542,9 @@ class CallPlane:
                         dead = Outcome(slot.rank, OutcomeKind.DEAD, error=error(call))
                         self._answer(call, slot.rank, dead)
             again = list(loss.untouched)
+            if self._snapshots is not None:
+                for call in again:
+                    self._snapshots.abandon(call.wire)
             for call in loss.begun:
                 if report is not None:
                     call.reports += (report,)
@@ -779,7 +782,11 @@ class CallPlane:
                 channel.unhandled = None
                 self._snapshots.on_frame(slot.rank, frame)
                 return
-            self._snapshots.answered(slot.rank, wire)
+            is_broken = kind == _ERROR and frame.flags & Flag.BROKEN and call.shape is COLLECTIVE
+            if is_broken and call.retries and not call.done:  # it is about to be sent again
+                self._snapshots.abandon(wire)
+            else:
+                self._snapshots.answered(slot.rank, wire)
         self._taking = (slot, call, frame)
         channel.unhandled = None
         del sent[wire]

@@ -21,7 +21,7 @@ from phalanx.runtime import (
     Kind,
     Payload,
     bundle,
-    call_id_of,
+    call_ids_of,
     call_packet,
     withdraw,
 )
@@ -186,13 +186,13 @@ class Sender:
             self.send_batch()
         error = self._write(slot, packet)
         if error is not None:
-            self._on_refused(slot, call_id_of(packet), error)
+            self._refuse(slot, packet, error)
 
     def flush(self, slot: RankSlot) -> None:
         """Send the packets that wait for room, as far as there is some."""
         channel = slot.channel
         for packet, error in channel.flush():
-            self._on_refused(slot, call_id_of(packet), error)
+            self._refuse(slot, packet, error)
         if not channel.backed_up and not slot.ended:
             self._reader.want_to_write(channel.fileno(), on=False)
 
@@ -206,8 +206,11 @@ class Sender:
         self.batch = []
         self._batch_bytes = 0
         for slot, error in refused:
-            for each in batch:
-                self._on_refused(slot, call_id_of(each), error)
+            self._refuse(slot, packet, error)
+
+    def _refuse(self, slot: RankSlot, packet: bytes, error: OSError) -> None:
+        for wire in call_ids_of(packet):
+            self._on_refused(slot, wire, error)
 
     def send_batch_if_low(self) -> None:
         """Send the packets that are kept unless every rank still has enough calls."""

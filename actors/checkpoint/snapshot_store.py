@@ -201,7 +201,8 @@ class SnapshotStore:
         for snapshot in kept:
             snapshot.close()
         if folder is not None:
-            folder.tidy()  # a rank that was killed may have been writing
+            with contextlib.suppress(OSError):  # its disk cannot be read now
+                folder.tidy()  # a rank that was killed may have been writing
             folder.close()
 
     # --- retention --------------------------------------------------------------------------

@@ -612,7 +612,7 @@ class GroupActor(ProtectedActor):
                 order, each.order = each.order, None
                 assert order is not None
                 self._plane.post(each.rank, each.incarnation, order, leaves_epoch=True)
-                self.health.part(each)
+                self.health.limit_leave(each)
 
     def _stop_ranks(self, action: decide.StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device, or a process, never start."""

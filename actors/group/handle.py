@@ -794,7 +794,8 @@ class Group:
     def request_close(self) -> None:
         """Request the end, once; returns at once."""
         if is_holding():  # a finalizer, in the middle of something
-            self.runtime.loop.post(self.request_close)
+            if not self.gone.is_set():  # else there may be no event loop
+                self.runtime.loop.post(self.request_close)
             return
         with self._lock:
             if not self.closing:
@@ -805,7 +806,8 @@ class Group:
     def kill(self) -> None:
         """Kill every rank and have the group end; returns at once."""
         if is_holding():  # as above
-            self.runtime.loop.post(self.kill)
+            if not self.gone.is_set():
+                self.runtime.loop.post(self.kill)
             return
         self.request_close()
         self.post(self.actor.kill_all)

@@ -107,8 +107,8 @@ class Standby:
         """End them all."""
         spares, self._spares = list(self._spares.values()), {}
         for spare in spares:
-            self._shutdown.kill(spare)
-        for spare in spares:
+            if spare.process is not None:  # no deadline behind it: the event loop may have ended
+                spare.process.send_signal(signal.SIGKILL)
             self._membership.release(spare)
 
     def _lost(self, pid: int | None, cause: str) -> None:

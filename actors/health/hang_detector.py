@@ -220,24 +220,29 @@ class HangDetector:
         self._suspect_after(_EXIT_LIMIT, Suspect(worker, why, lambda: True))
 
     def limit_reform(self, worker: Worker) -> None:
-        """Suspect *worker* if it does not leave its process group, or join the next, in time."""
+        """Suspect *worker* if it does not note that its process group is void, or join another."""
         epoch = worker.epoch
         leave, join = self._spec.policy.leave_within, self._spec.limits.start
-        why = f"it had not left the old process group within leave_within={leave:g} s"
-        self._suspect_after(leave, Suspect(worker, why, partial(self._lingers, worker, epoch)))
+        why = f"it had not noted within leave_within={leave:g} s that its process group is void"
+        self._suspect_after(leave, Suspect(worker, why, partial(self._heeds_not, worker, epoch)))
         why = f"on_reform took longer than limits.start={join:g} s"
         self._suspect_after(join, Suspect(worker, why, partial(self._reforms, worker, epoch)))
         self._limits.wake(None)
 
-    def part(self, worker: Worker) -> None:
-        """End the connections of the old group under *worker*, unless it leaves that soon."""
-        epoch = worker.epoch
+    def limit_leave(self, worker: Worker) -> None:
+        """Suspect *worker* if it does not leave its process group in time, as it was told.
+
+        The connections of the group end under it before, unless it leaves soon.
+        """
+        epoch, leave = worker.epoch, self._spec.policy.leave_within
 
         def due() -> None:
             if self._lingers(worker, epoch):
                 self._group.heartbeats.part(worker.rank, worker.incarnation, epoch)
 
-        self._shutdown.after(worker, min(self._spec.policy.leave_within / 2, _SETTLE), due)
+        self._shutdown.after(worker, min(leave / 2, _SETTLE), due)
+        why = f"it had not left the old process group within leave_within={leave:g} s"
+        self._suspect_after(leave, Suspect(worker, why, partial(self._lingers, worker, epoch)))
 
     def suspect_reform(self, worker: Worker) -> None:
         """End *worker*, which could not join, unless another death is the cause."""
@@ -258,6 +263,11 @@ class HangDetector:
                 self._examine([suspect])
 
         self._shutdown.after(suspect.worker, seconds, due)
+
+    def _heeds_not(self, worker: Worker, epoch: int) -> bool:
+        # One that does waits for those that do not.
+        is_told = worker.order is None or worker.voided == worker.epoch
+        return self._reforms(worker, epoch) and not is_told
 
     def _lingers(self, worker: Worker, epoch: int) -> bool:
         return self._reforms(worker, epoch) and worker.left < epoch

@@ -165,10 +165,17 @@ class LargeFrame(Frame):
             self.drop()
 
 
-def call_id_of(packet: bytes) -> int:
-    """Return the call id of a packet that this process made."""
-    call_id: int = HEADER.unpack_from(packet)[4]
-    return call_id
+def call_ids_of(packet: bytes) -> list[int]:
+    """Return the call id of a packet that this process made; of a bundle those that are in it."""
+    _, kind, _, _, call_id, _, count = HEADER.unpack_from(packet)
+    if kind != Kind.BUNDLE:
+        return [call_id]
+    at = HEADER.size + 4 * count
+    found: list[int] = []
+    for (size,) in struct.iter_unpack("<I", packet[HEADER.size : at]):
+        found.append(HEADER.unpack_from(packet, at)[4])
+        at += size
+    return found
 
 
 def bundle(packets: Sequence[bytes]) -> bytes:

@@ -115,6 +115,18 @@ class KeptCounter(Counter):
     on_reform = on_start
 
 
+class Colliding(KeptCounter):
+    """Finds its process group broken after it has counted, once."""
+
+    def add_and_break(self, marks: str) -> int:
+        self.add()
+        mark = Path(marks, str(self.ctx.rank))
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+        return self.count
+
+
 class Bounded(Counter):
     """Cannot write files beyond a size, as on a disk that is full."""
 

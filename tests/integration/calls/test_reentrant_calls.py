@@ -16,10 +16,12 @@ import pytest
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.programs import run_python
+from tests.support.workers import Echo
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Launch
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.futures import CallFuture
+from phalanx.runtime import Runtime
 from phalanx.supervision import ExecutorClosed, ProtectedActor, WouldDeadlock
 
 WAIT = 30.0
@@ -570,6 +572,17 @@ def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
     gate.touch()
     assert shared.gone.wait(WAIT)
     assert future.done()
+
+
+def test_a_finalizer_that_comes_when_everything_has_ended_does_nothing(make: Make) -> None:
+    one = make(world_size=1)
+    with Runtime(console=None) as runtime:
+        ended = Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime)
+        ended.close()
+
+    with one._group.plane.lock.asked():
+        ended._group.request_close()
+        ended._group.kill()
 
 
 SIGTERM = """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checkpoint_workers import Counter, Holder, Resharder
+from tests.support.checkpoint_workers import Colliding, Counter, Holder, Resharder
 from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import wait_until
@@ -67,6 +67,15 @@ def memory_files() -> int:
 
 
 # --- what is given back -------------------------------------------------------------------
+
+
+def test_a_call_that_is_sent_again_after_a_broken_group_counts_once(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(worker=Colliding)
+    add(ex)
+
+    assert ex.collective_rpc("add_and_break", LONG, (str(tmp_path),), retries=1) == [2] * 2
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])

@@ -26,6 +26,7 @@ from phalanx.actors.group import shutdown
 from phalanx.runtime import Runtime
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import (
+    CallTimeout,
     ExitKind,
     StartFailed,
     Strategy,
@@ -249,6 +250,22 @@ def test_health_tells_what_silent_ranks_are_doing_and_ends_none(
         assert told in caught.value.details[rank]
     assert ex.status().reports == ()  # silence alone kills nobody
     ex.kill()  # none of them would end if it were asked to
+
+
+def test_health_is_told_of_a_rank_whose_queue_is_full(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=1))
+
+    def fill() -> None:
+        while True:
+            ex.call("gated", 0.5, (str(tmp_path / "gate"),), rank=0, non_block=True)
+
+    with pytest.raises(CallTimeout):
+        fill()
+
+    with pytest.raises(Unhealthy, match="rank 0 is"):
+        ex.check_health(1.0)
+
+    (tmp_path / "gate").touch()
 
 
 @pytest.mark.parametrize("timeout", [1e-5, 1e-3])

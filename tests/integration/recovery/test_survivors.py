@@ -278,6 +278,17 @@ def test_a_survivor_that_does_not_leave_in_time_is_replaced_too(make: Make, tmp_
     assert pids(ex)[2] == before[2]
 
 
+def test_a_survivor_that_does_not_heed_costs_no_other_its_process(make: Make) -> None:
+    ex = make(policy=RestartPolicy(leave_within=1.0), limits=Limits(stopped=60.0))
+    before = pids(ex)
+    kill(ex, 2, signal.SIGSTOP)
+
+    kill(ex, 1)
+
+    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
+    assert are_kept(ex, before) == [True, False, False]
+
+
 def test_a_survivor_that_hangs_in_its_hook_is_replaced_too(make: Make) -> None:
     """So may be those that wait for it in theirs: their time is over in the same moment."""
     ex = make(kwargs={"wrong": {2: "hang"}}, limits=Limits(start=5.0))

@@ -23,7 +23,15 @@ from phalanx.runtime.memory.mapping import COPY_LIMIT, KEPT_MAPPED, MOST_MAPPED,
 from phalanx.runtime.wire import packet_encoder
 from phalanx.runtime.wire.channel import SocketChannel
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.packet_decoder import Frame, bundle, receive, send, unbundle, unpack
+from phalanx.runtime.wire.packet_decoder import (
+    Frame,
+    bundle,
+    call_ids_of,
+    receive,
+    send,
+    unbundle,
+    unpack,
+)
 from phalanx.runtime.wire.packet_encoder import Payload, call_packet, write_file
 from phalanx.runtime.wire.packet_header import (
     EVERY_RANK,
@@ -293,6 +301,8 @@ def test_frames_in_a_row_share_a_packet_and_keep_their_order(wire: Wire) -> None
     assert frames is not None
     assert [each.value() for each in frames] == [*range(1, 16), "x" * 100_000]
     assert [each.call_id for each in frames] == [*range(1, 16), 7]
+    assert call_ids_of(bundle([*near, far])) == [*range(1, 16), 7]
+    assert call_ids_of(near[3]) == [4]
 
 
 @EASY
