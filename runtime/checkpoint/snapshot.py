@@ -212,6 +212,7 @@ def join_snapshots(files: list[tuple[int, int]]) -> tuple[int, tuple[tuple[int, 
 
     Raises:
         MessageTooLarge: there is not enough memory.
+        ValueError: one is cut.
     """
     spans: list[tuple[int, int]] = []
     end = 0
@@ -224,6 +225,9 @@ def join_snapshots(files: list[tuple[int, int]]) -> tuple[int, tuple[tuple[int, 
             os.lseek(target, start, os.SEEK_SET)
             done = 0
             while done < size:
-                done += os.sendfile(target, file, done, size - done)
+                sent = os.sendfile(target, file, done, size - done)
+                if not sent:
+                    raise ValueError("a snapshot is shorter than it was: another program cut it")
+                done += sent
         seal_message_file(target)
     return target, tuple(spans)

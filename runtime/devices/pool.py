@@ -46,6 +46,8 @@ from .inventory import Fault, Gpu, GpuInventory, find_gpus, named_gpus, select_g
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+    from .device import Cause
+
     Listener = Callable[[DeviceEvent], None]
 
 _POLL = 0.02  # seconds; NVML has no event for memory that is released
@@ -341,7 +343,10 @@ class DevicePool:
                 fatal = any(fault.fatal for fault in faults)
                 if held is None or (fatal and not held.fatal):
                     now = time.monotonic()
-                    self._put_aside(device, Quarantine("fault", reason, now, fatal=fatal))
+                    cause: Cause = "fault"
+                    if held is not None:  # what it waits for remains
+                        cause, reason = held.cause, f"{held.reason}; {reason}"
+                    self._put_aside(device, Quarantine(cause, reason, now, fatal=fatal))
             elif held is not None and (
                 held.cause == "fault"
                 or (held.cause == "memory" and device.is_released(self._inventory, self._slack))

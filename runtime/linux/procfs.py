@@ -35,6 +35,7 @@ class Task:
     state: str
     ticks: int
     is_kernel_thread: bool = False
+    threads: int = 1
 
     @property
     def key(self) -> tuple[int, int]:
@@ -43,8 +44,8 @@ class Task:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended and is yet to be collected."""
-        return self.state in ("Z", "X", "x")
+        """Whether it has ended and is yet to be collected; not where only its main thread has."""
+        return self.state in ("Z", "X", "x") and self.threads <= 1
 
 
 def read(pid: int) -> Task | None:
@@ -54,7 +55,8 @@ def read(pid: int) -> Task | None:
         return None
     state, parent, _, session, _, _, flags = fields[:7]
     is_kernel_thread = bool(int(flags) & _KERNEL_THREAD)
-    return Task(pid, int(parent), int(session), state.decode(), int(fields[19]), is_kernel_thread)
+    ticks, threads = int(fields[19]), int(fields[17])
+    return Task(pid, int(parent), int(session), state.decode(), ticks, is_kernel_thread, threads)
 
 
 def read_all() -> dict[int, Task]:

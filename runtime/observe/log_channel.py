@@ -13,12 +13,12 @@ import logging
 import os
 import select
 import socket
-import threading
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.runtime.event import LoggedEvent, fields
+from phalanx.runtime.threads.reentrant_lock import AskableLock
 
 from .events import LinesDropped, WorkerLabels
 
@@ -53,7 +53,7 @@ class LogChannel:
         self.where = where
         self.room_timeout = room_timeout
         self._socket = socket.socket(fileno=fd)
-        self._lock = threading.Lock()
+        self._lock = AskableLock()
         self._dropped = 0
 
     def send(self, record: bytes) -> bool:
@@ -80,6 +80,8 @@ class LogChannel:
         return True
 
     def _send_count(self) -> bool:
+        if self._lock.is_mine():  # a finalizer or signal handler has interrupted this
+            return False
         with self._lock:
             event = LinesDropped(where=self.where, lines=self._dropped, at=time.monotonic())
             record = encode_record({"timestamp": timestamp(), "pid": os.getpid(), **fields(event)})

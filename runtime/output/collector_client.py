@@ -221,7 +221,10 @@ class OutputCollector:
             self.send("drain", output.key, [done])
             poll = select.poll()
             poll.register(done, select.POLLIN)
-            return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            is_read = bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            if not is_read and self._helper.is_stopped:  # ranks that write would wait for it
+                self._helper.kill("it was stopped while output was to be read, and was killed")
+            return is_read
         finally:
             with self._helper.lock:
                 del self._drains[done]

@@ -313,6 +313,8 @@ class Zygote:
                 if boot.is_gone or self._unfit:
                     return False
                 if time.monotonic() >= wait.deadline:
+                    # The process between may be stopped, for which it waits.
+                    self._helper.kill("it did not fork a process in time, and was killed")
                     raise RuntimeFault(f"{wait.label!r} was not there in time")
                 self._wait(boot, wait.deadline, wait)
         return True

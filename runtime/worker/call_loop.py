@@ -71,7 +71,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             code = error.code if isinstance(error, SystemExit) else None
             return code & 0xFF if isinstance(code, int) else 1
         _greet(data, link)
-        return CallLoop(data, link, page, hosted).run()
+        return CallLoop(data, link, page, hosted, termination).run()
     except Terminated as end:
         die_of(end.number)
         return 128 + end.number
@@ -117,11 +117,19 @@ def _limit_threads() -> None:
 class CallLoop:
     """The main loop of one worker."""
 
-    def __init__(self, data: socket.socket, link: Link, page: ProgressPage, hosted: Hosted) -> None:
+    def __init__(
+        self,
+        data: socket.socket,
+        link: Link,
+        page: ProgressPage,
+        hosted: Hosted,
+        termination: Termination,
+    ) -> None:
         exchange = WorkerExchange.inherit(link.fds)
         self._link = link
         self._page = page
         self._hosted = hosted
+        self._termination = termination
         self._fatal_exit = FatalExit(link, hosted)
         self._replies = ReplyQueue(data, exchange, link, self._fatal_exit)
         self._arena = exchange.arena
@@ -163,7 +171,10 @@ class CallLoop:
         inbox = self._inbox
         arena = self._arena
         page = self._page
+        termination = self._termination
         while True:
+            if termination.raised:  # and was caught where it was raised
+                raise Terminated(termination.raised)
             # Not while an answer is being computed on the other thread.
             if (spin := page.spin) and not self._replies.unsent:
                 inbox.look(spin)

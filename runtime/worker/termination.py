@@ -134,6 +134,9 @@ class Termination:
     A child that the user's code forks has Python's own handlers. SIGTERM is blocked across the
     fork: CPython drops a signal that is pending in the interpreter when the child starts, and
     `multiprocessing`, which ends its children by SIGTERM, would wait for that child for ever.
+
+    Attributes:
+        raised: The signal for which it was raised; 0 for none. Code of the user may catch it.
     """
 
     def __init__(self) -> None:
@@ -143,6 +146,7 @@ class Termination:
         self._is_held = False
         self._drains = False
         self._is_due = False
+        self.raised = 0
         self._forking = threading.local()
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
@@ -191,6 +195,7 @@ class Termination:
             return
         # A second signal while the first unwinds would cut clean-up short.
         ignore_signals()
+        self.raised = number
         raise Terminated(number)
 
     def _hold_off(self) -> None:

@@ -26,16 +26,17 @@ from phalanx.supervision.errors import (
     SupervisorDown,
     error_text,
 )
+from phalanx.supervision.validate import check_kind
 
 from . import messages as msg
 from . import notices
 from .decider import Directive
 from .restart_rules import AutoShutdown, ExitKind, ExitReason, Restart, Strategy, in_period
-from .spec import BRUTAL_KILL
+from .spec import BRUTAL_KILL, ChildSpec
 
 if TYPE_CHECKING:
     from .restart_rules import RestartWindow
-    from .spec import ChildSpec, SupervisorSpec
+    from .spec import SupervisorSpec
 
 SIGTERM = 15  # its number everywhere; importing `signal` is for code with effects
 ROUNDING = 1e-6  # seconds; sums of times are not exact
@@ -473,6 +474,7 @@ class SupervisorMachine:
 
     def start_child(self, spec: ChildSpec | None, args: tuple[Any, ...] = ()) -> Doing[msg.Done]:
         """Add *spec* as the last child, or for simple_one_for_one the template with *args*."""
+        check_kind("child", spec, ChildSpec | None)
         if self._is_simple is not (spec is None) or (args and not self._is_simple):
             remedy = "simple_one_for_one takes arguments for its template, every other strategy a "
             raise SpecError("child", "" if spec is None else spec.id, f"{remedy}ChildSpec")
@@ -496,6 +498,7 @@ class SupervisorMachine:
 
     def terminate_child(self, key: str, serial: int | None = None) -> Doing[msg.Done]:
         """Stop a child; *serial* limits it to that start of an instance, as a pid does in OTP."""
+        check_kind("key", key, str)
         child = self.children.get(key)
         if child is not None and serial in (None, child.serial):
             yield from self._stop(child)
@@ -522,13 +525,14 @@ class SupervisorMachine:
 
     def _started(self, child: Child, error: BaseException | None) -> msg.Done:
         if error is not None:
-            raise StartFailed(f"{child.key}: did not start: {error}") from error
+            raise StartFailed(f"{child.key}: did not start: {error_text(error)}") from error
         is_kept = child.key in self.children  # one that was ignored may not be
         return msg.Done(child.key if is_kept else "", is_kept and child.has_process)
 
     def _stopped_child(self, key: str) -> Child:
         if self._is_simple:
             raise ChildRefused("simple_one_for_one", key)
+        check_kind("key", key, str)
         child = self.children.get(key)
         if child is None:
             raise ChildRefused("not_found", key)
@@ -538,6 +542,7 @@ class SupervisorMachine:
 
     def child_spec(self, key: str) -> ChildSpec:
         """Return the spec of a child."""
+        check_kind("key", key, str)
         if (child := self.children.get(key)) is not None:
             return child.spec
         if self._is_simple and key == self.spec.child_specs[0].id:

@@ -70,7 +70,7 @@ class SupervisorActor(ProtectedActor):
         self.is_over = False
         self.ended: ExitReason | None = None
         self.on_use, self._on_start, self._on_exit = on_use, on_start, on_exit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may interrupt its holder
         # Held while the machine decides or is shown; reentrant, for deciders that take a snapshot.
         self._deciding = threading.RLock()
         self._starts: dict[str, StartContext] = {}
@@ -206,20 +206,22 @@ class SupervisorActor(ProtectedActor):
         key, spec = action.child, action.spec
         limit = math.inf if spec.start_within is None else spec.start_within
         context = StartContext(self, action, self.services.clock() + limit)
+        if isinstance(spec.start, SupervisorSpec):  # first: `kill` ends it with its context
+            context.nested = SupervisorActor(
+                *(spec.start, context.path, self.services),
+                on_start=context.settle,
+                on_exit=context.exited,
+                on_use=context.progressed,
+            )
         with self._lock:
             if self._is_killed:
                 return
             self._starts[key] = context
         try:
-            if isinstance(spec.start, SupervisorSpec):
-                context.nested = SupervisorActor(
-                    *(spec.start, context.path, self.services),
-                    on_start=context.settle,
-                    on_exit=context.exited,
-                    on_use=context.progressed,
-                )
+            if context.nested is not None:
                 self.services.run(context.nested)
                 return
+            assert not isinstance(spec.start, SupervisorSpec)
             actor = actor_class(spec.start)
             start = spec.start if actor is None else pykka_child(actor)
             self.services.spawn(partial(context.launch, start), f"phalanx-start {context.path}")

@@ -44,7 +44,7 @@ class Lifeline:
         failed: Callable[[str, str, BaseException], None],
     ) -> None:
         self.path, self._terminate, self._failed = path, terminate, failed
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may interrupt its holder
         self._watchers: list[Watcher] = []
         self.reason: ExitReason | None = None
 

@@ -157,7 +157,7 @@ class TreeServices:
         self.timers = ThreadTimers() if timers is None else timers
         self._log = log
         self._emit: Callable[[Notice], object] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may interrupt its holder
         self._members: set[SupervisorActor] = set()
         self._subscribers: list[Subscriber] = []
         self._held: set[Callable[[], object]] = set()

@@ -53,7 +53,7 @@ class StartContext:
         self._decider = above.machine.spec.decider
         self._post, self._on_use = above.post, above.on_use
         self._services = above.services
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may interrupt its holder
         self._is_settled = False  # the outcome of the start is known
         self._is_up = False  # and the supervisor has been sent that it succeeded
         self._was_useful = False

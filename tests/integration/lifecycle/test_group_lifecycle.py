@@ -7,6 +7,7 @@ import atexit
 import ctypes
 import gc
 import os
+import signal
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from pykka import ActorRegistry, ThreadingActor
 from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import run_threads, start_thread, wait_until
+from tests.support.rank_faults import kill
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import (
@@ -55,6 +57,30 @@ class LateNote(WorkerActor):
     def on_start(self, ctx: WorkerContext) -> None:
         Path(self.gate).touch()
         time.sleep(600)
+
+
+class Swallowing(WorkerActor):
+    """Has code that catches whatever is raised in it."""
+
+    def wait(self, gate: str) -> bool:
+        Path(gate).touch()
+        try:
+            time.sleep(600)
+        except BaseException:  # that is the mistake
+            return True
+        return False
+
+
+def test_a_rank_whose_code_catches_its_end_ends_after_the_call(make: Make, gate: Path) -> None:
+    ex = make(worker=Swallowing, world_size=1)
+    future = ex.call("wait", args=(str(gate),), rank=0, non_block=True)
+    wait_until(gate.exists)
+
+    kill(ex, 0, signal.SIGTERM)
+
+    assert future.result(30) is True
+    wait_until(lambda: ex.status().restarts == 1)
+    assert ex.status().reports[-1].reason.signal == signal.SIGTERM
 
 
 def test_the_layout_gives_ranks_their_coordinates_which_their_titles_show(make: Make) -> None:

@@ -41,6 +41,30 @@ while time.monotonic() < end:
 """
 
 
+# Its main thread ends, and another goes on.
+HEADLESS = """
+import ctypes, threading
+threading.Thread(target=threading.Event().wait).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_is_not_dead() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", HEADLESS]) as started:
+        try:
+            wait_until(lambda: (task := procfs.read(started.pid)) is not None and task.state == "Z")
+            task = procfs.read(started.pid)
+            assert task is not None
+            assert not task.is_dead
+        finally:
+            started.kill()
+
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+        task = procfs.read(started.pid)
+        assert task is not None
+        assert task.is_dead
+
+
 @pytest.fixture
 def crowd() -> Iterator[None]:
     with subprocess.Popen(

@@ -100,6 +100,21 @@ def test_the_user_may_put_a_device_aside() -> None:
         pool.restore("GPU-7")
 
 
+def test_a_fault_that_passes_gives_back_no_device_that_the_user_has_put_aside() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    pool.quarantine(0, "it is reset")
+    gpus.lose(gpus.uuid(0))
+    pool.look()
+    gpus.heal(gpus.uuid(0))
+
+    with pytest.raises(NoDevice):
+        lease_of(pool, 0)
+
+    pool.restore(0)
+    assert lease_of(pool, 0)
+
+
 def test_what_keeps_a_device_is_told_and_survives_pickling() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(1), {})
     lease_of(pool, 0, holder="embed/0")

@@ -147,6 +147,17 @@ def test_a_channel_nobody_reads_drops_and_tells_how_many(pair: Pair) -> None:
     channel.close()
 
 
+def test_a_record_of_a_finalizer_in_the_middle_of_another_is_dropped(pair: Pair) -> None:
+    channel = LogChannel(pair.fd, where="worker")
+    channel._dropped = 1
+    with channel._lock:
+        assert not channel.send(b"{}")
+
+    assert channel.send(b'{"event": "next"}')
+    assert pair.record()["lines"] == 2
+    channel.close()
+
+
 def test_logging_after_the_reader_or_the_descriptor_is_gone_is_silent(pair: Pair) -> None:
     log = worker_logger(pair.fd, LABELS)
 

@@ -25,6 +25,8 @@ from phalanx.supervision import (
     ChildRefused,
     ChildSpec,
     Notice,
+    SpecError,
+    StartFailed,
     Strategy,
     Supervisor,
     SupervisorDown,
@@ -36,6 +38,36 @@ from phalanx.supervision import (
 from phalanx.supervision.core.machine import SupervisorMachine
 
 pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("it says nothing")
+
+
+def start_mute() -> Any:
+    raise Mute
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda top: top.start_child(print), SpecError),
+        (lambda top: top.terminate_child(["a"]), SpecError),
+        (lambda top: top.restart_child({}), SpecError),
+        (lambda top: top.delete_child(None), SpecError),
+        (lambda top: top.get_childspec(1), SpecError),
+        (lambda top: top.start_child(ChildSpec("b", start_mute)), StartFailed),
+    ],
+)
+def test_a_request_that_makes_no_sense_ends_no_tree(
+    ask: Callable[[Supervisor], Any], error: type[Exception]
+) -> None:
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        with pytest.raises(error):
+            ask(top)
+
+        assert [row.key for row in top.which_children()] == ["a"]
 
 
 def test_children_are_added_stopped_started_and_deleted() -> None:
