@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from typing import Any, cast
+from weakref import WeakSet
 
 from torch.distributed import ProcessGroup
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -24,6 +25,7 @@ _SYNCS_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
+_replicas: WeakSet[DistributedDataParallel] = WeakSet()
 
 
 def replicate(module: Any, **options: Any) -> DistributedDataParallel:
@@ -38,7 +40,13 @@ def replicate(module: Any, **options: Any) -> DistributedDataParallel:
     given: dict[str, Any] = {"init_sync": False, _SYNCS_BUFFERS: False, **options}
     wrapped = DistributedDataParallel(module, **given)
     fix_buckets(wrapped)
+    _replicas.add(wrapped)
     return wrapped
+
+
+def is_replica(wrapped: DistributedDataParallel) -> bool:
+    """Whether `replicate` has made it: others are sent rank 0's state when they are made."""
+    return wrapped in _replicas
 
 
 def note_replicas(made: list[DistributedDataParallel]) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from typing import Any
 
-_MAGIC = b"phxtrn02"  # with the version of what is packed
+_MAGIC = b"phxtrn03"  # with the version of what is packed
 _HEAD = 4096  # bytes before the skeleton
 _STEP = struct.Struct("<q")
 _STAMP = struct.Struct("<8sIIQQ")  # magic, rank, checksum, skeleton's and data's bytes
@@ -144,8 +144,8 @@ class Store:
         fd = os.open(path, flags, 0o600)
         try:
             if os.fstat(fd).st_size < len(empty):
+                os.pwrite(fd, empty, 0)  # first: zeros would be steps
                 os.posix_fallocate(fd, 0, len(empty))
-                os.pwrite(fd, empty, 0)
         finally:
             os.close(fd)
         return str(path)
@@ -174,7 +174,7 @@ class _Slot:
 
     @step.setter
     def step(self, step: int) -> None:
-        _STEP.pack_into(self._map, 0, step)
+        self._map[: _STEP.size] = _STEP.pack(step)  # pack_into would write zeros before
 
     def _reserve(self, size: int) -> None:
         where = self._where
@@ -266,7 +266,7 @@ class RankBuffers:
 
     def begin(self, step: int) -> None:
         """Note that this rank begins *step*."""
-        _STEP.pack_into(self._table, self._rank * _ROW_SIZE, step)
+        self._note(0, step)
 
     @property
     def begun(self) -> int:
@@ -293,8 +293,8 @@ class RankBuffers:
             if slot.step > complete:
                 slot.step = _NONE
         self._tried = self._complete = complete
-        row = (step, complete, complete, complete)
-        _ROW.pack_into(self._table, self._rank * _ROW_SIZE, *row)
+        at, row = self._rank * _ROW_SIZE, _ROW.pack(step, complete, complete, complete)
+        self._table[at : at + _ROW.size] = row
 
     def write(self, step: int, packed: Packed) -> None:
         """Write the state of *step*, as every rank does.
@@ -367,7 +367,8 @@ class RankBuffers:
         return begun, tried, written, complete
 
     def _note(self, column: int, step: int) -> None:
-        _STEP.pack_into(self._table, self._rank * _ROW_SIZE + column * _STEP.size, step)
+        at = self._rank * _ROW_SIZE + column * _STEP.size
+        self._table[at : at + _STEP.size] = _STEP.pack(step)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ class Leaf(NamedTuple):  # pickled ten times as fast as a dataclass
 
     Attributes:
         is_shard: Whether it is the local part of a `DTensor`.
+        device: The type of device that it was on.
     """
 
     start: int
@@ -38,6 +39,7 @@ class Leaf(NamedTuple):  # pickled ten times as fast as a dataclass
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_shard: bool
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ class Packed:
         if not is_dense(dense):
             dense = dense.contiguous()
         size = dense.nbytes
-        place = (self.size, size, dense.dtype, tuple(dense.shape), dense.stride(), is_shard)
-        self.leaves.append(Leaf(*place))
+        where = self.size, size, dense.dtype, tuple(dense.shape), dense.stride()
+        self.leaves.append(Leaf(*where, is_shard, dense.device.type))
         self.tensors.append(dense)
         self.size += -(-size // _ALIGN) * _ALIGN
         return len(self.tensors) - 1
@@ -111,13 +113,19 @@ def size_of(meta: bytes) -> int:
     return size
 
 
-def unpack(meta: bytes, data: torch.Tensor) -> Any:
-    """Return the tree; its tensors are views of *data*."""
+def unpack(meta: bytes, data: torch.Tensor, *, to_devices: bool = False) -> Any:
+    """Return the tree; its tensors are views of *data*, or on devices like those before."""
     skeletons, size = pickle.loads(meta)
     if data.numel() < size:
         msg = f"the state is torn: {data.numel()} bytes of {size}"
         raise StateLost(msg)
-    tensors = [_view(data, leaf) for _, leaves in skeletons for leaf in pickle.loads(leaves)]
+    tensors: list[Any] = []
+    for _, leaves in skeletons:
+        for leaf in pickle.loads(leaves):
+            view = _view(data, leaf)
+            if to_devices and not leaf.is_shard:
+                view = view.to(leaf.device)
+            tensors.append(Shard(view) if leaf.is_shard else view)
     first, *others = (_Unpickler(io.BytesIO(part), tensors).load() for part, _ in skeletons)
     for other in others:
         first.update(other)
@@ -162,11 +170,10 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if tensor.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
-def _view(data: torch.Tensor, leaf: Leaf) -> Any:
+def _view(data: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     raw = data[leaf.start : leaf.start + leaf.size]
     flat = raw.view(leaf.dtype) if leaf.size else torch.empty(0, dtype=leaf.dtype)
-    tensor = flat.as_strided(leaf.shape, leaf.stride)
-    return Shard(tensor) if leaf.is_shard else tensor
+    return flat.as_strided(leaf.shape, leaf.stride)
 
 
 def _overlaps(

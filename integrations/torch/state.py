@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import pickle
 import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -23,7 +24,7 @@ from .packing import Packed, Shard, checksum, is_dense, local_of, unpack
 from .untracked_state import check_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     Tree = dict[str, Any]
 
@@ -52,10 +53,13 @@ class State:
         "_large",
         "_large_places",
         "_light",
+        "_of_optimizers",
         "_parts",
         "_touched",
+        "_unmade",
         "_untrained",
         "_versions",
+        "_wanted",
         "_writes_unseen",
         "generators",
         "modules",
@@ -89,7 +93,9 @@ class State:
         for optimizer in self.optimizers.values():
             optimizer.register_step_pre_hook(self.touch)
         self.refresh()
-        self._commit()
+        self._wanted = [each.requires_grad for each in self._each()]
+        self._unmade = dict(self._unmade_buffers())
+        self.commit(0)
 
     def _add(self, name: str, value: Any) -> None:
         check_kept(name, value)
@@ -108,10 +114,12 @@ class State:
         elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             self.others[name] = value
             try:
-                Packed(value.state_dict())
+                leaves = Packed(value.state_dict()).leaves
             except Exception as error:
                 remedy = f"its state_dict() cannot be pickled: {error}"
                 raise HiddenState(name, type(value).__qualname__, remedy) from error
+            if any(leaf.is_shard for leaf in leaves):
+                raise TrainingError(f"{name}: its state_dict() has a DTensor: keep it in a module")
         else:
             remedy = "give it state_dict() and load_state_dict(), or make it a function of the step"
             raise HiddenState(name, type(value).__qualname__, remedy)
@@ -137,16 +145,12 @@ class State:
         self._touched = True
 
     def commit(self, step: int, result: Any = None) -> None:
-        """Note that all of it is now that of *step*."""
-        self.step, self.result = step, result
+        """Note that all of it is now that of *step*; if this raises, none of it is."""
         self._reshard()  # the next forward pass is to gather what has changed
-        self._commit()
-
-    def _commit(self) -> None:
-        self._touched, self._contents = False, None
-        self._versions = self._count_changes()
         light = Packed(self._light_tree())
         self._light = light.meta, light.to_bytes()
+        self._versions = self._count_changes()
+        self.step, self.result, self._contents, self._touched = step, result, None, False
 
     @property
     def is_committed(self) -> bool:
@@ -162,7 +166,7 @@ class State:
             ShapeChanged: a step that failed has put a buffer of another shape in place of one.
         """
         meta, data = self._light
-        self._load_light(unpack(meta, data.clone()))
+        self._load_light(unpack(meta, data.clone(), to_devices=True))
 
     def clear_gradients(self) -> None:
         """Set the gradients of all parameters to None."""
@@ -175,6 +179,7 @@ class State:
         self._reshard()
         found, trained = dict(self._parameters()), {id(each) for each in self._trained()}
         self._untrained = [each for each in found.values() if id(each) not in trained]
+        self._of_optimizers = dict(self._without_module())
         return found
 
     def _reshard(self) -> None:
@@ -182,6 +187,20 @@ class State:
         for part in self._parts:
             if isinstance(part, FSDPModule):
                 part.reshard()
+
+    @contextmanager
+    def as_built(self) -> Generator[None]:
+        """Have each parameter want a gradient as after `build`, for DDP takes those that do."""
+        now = [each.requires_grad for each in self._each()]
+        self._require(self._wanted)
+        yield
+        if self.step:  # else `join` may have changed it
+            self._require(now)
+
+    def _require(self, wanted: Iterable[int]) -> None:
+        for parameter, each in zip(self._each(), wanted, strict=False):
+            if parameter.requires_grad != each:
+                parameter.requires_grad_(bool(each))
 
     def names(self) -> list[str]:
         """Return the names of all modules and parameters."""
@@ -195,12 +214,7 @@ class State:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the parameters and buffers of all modules, and what optimizers have of each."""
-        found = [*self._each(), *self.buffers()]
-        for optimizer in self.optimizers.values():
-            for state in optimizer.state.values():
-                of_one = cast("dict[Any, object]", state) if isinstance(state, dict) else {}
-                found += [each for each in of_one.values() if isinstance(each, torch.Tensor)]
-        return found
+        return [*self._each(), *self._of_states(), *self.buffers()]
 
     # --- what is in it --------------------------------------------------------------------
 
@@ -230,7 +244,7 @@ class State:
         It is empty where more than tensors can change, or one has to be copied to be packed.
         """
         found: list[object] = []
-        tensors: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = [*self._of_optimizers.values()]
         for part in self._parts:
             own = vars(part)  # children() and parameters() look for doubles, which takes long
             found += (part, *own["_modules"].items())
@@ -265,7 +279,8 @@ class State:
         Raises:
             ShapeChanged: it is that of other modules or optimizers; nothing was changed.
         """
-        light = unpack(*tree["light"])
+        light = unpack(*tree["light"], to_devices=True)
+        self._match_buffers(light["buffers"])
         _check_alike("parameters", tree["parameters"], dict(self._parameters()))
         _check_alike("buffers", light["buffers"], dict(self._buffers()))
         for kind, kept, now in (
@@ -307,7 +322,8 @@ class State:
     def checksums(self) -> dict[str, int]:
         """Return a checksum of each object, from a sample of its large tensors."""
         kept = {**self.modules, **self.optimizers, **self.others}
-        return {name: _checksum_of(each.state_dict()) for name, each in kept.items()}
+        found = {name: _checksum_of(each.state_dict()) for name, each in kept.items()}
+        return found | {name: checksum(each) for name, each in self._of_optimizers.items()}
 
     def check_device(self, device: str) -> None:
         """Raise `WrongDevice` unless parameters and buffers are on *device*."""
@@ -339,13 +355,27 @@ class State:
             "extra": {name: each.get_extra_state() for name, each in self._extra.items()},
         }
 
+    def _unmade_buffers(self) -> Iterator[tuple[str, tuple[dict[str, Any], str]]]:
+        """Yield the names and places of buffers that a step is to make."""
+        for name, module in self.modules.items():
+            for path, part in cast("Any", module.named_modules(prefix=name)):
+                buffers = cast("dict[str, Any]", vars(part)["_buffers"])
+                for key, value in buffers.items():
+                    if value is None:
+                        yield f"{path}.{key}", (buffers, key)
+
+    def _match_buffers(self, kept: Mapping[str, Any]) -> None:
+        """Make the buffers that *kept* has and a step makes, and drop those that it has not."""
+        for name, (buffers, key) in self._unmade.items():
+            value = kept.get(name)
+            if (value is None) != (buffers[key] is None) and not isinstance(value, Shard):
+                buffers[key] = None if value is None else value.clone()
+
     def _load_light(self, tree: Tree) -> None:
         # Additions of a step that failed are left as they are.
         for part, training in zip(self._parts, tree["training"], strict=False):
             part.training = bool(training)
-        for parameter, wanted in zip(self._each(), tree["wanted"], strict=False):
-            if parameter.requires_grad != wanted:
-                parameter.requires_grad_(bool(wanted))
+        self._require(tree["wanted"])
         buffers = dict(self._buffers())
         kept = {name: buffers[name] for name in tree["buffers"] if name in buffers}
         _check_alike("buffers", tree["buffers"], kept)
@@ -376,8 +406,18 @@ class State:
         yield from self._trained()
         yield from self._untrained
 
+    def _of_states(self) -> Iterator[torch.Tensor]:
+        """Yield what optimizers have of each parameter."""
+        for optimizer in self.optimizers.values():
+            for state in optimizer.state.values():
+                of_one = cast("dict[Any, object]", state) if isinstance(state, dict) else {}
+                for each in of_one.values():
+                    if isinstance(each, torch.Tensor):
+                        yield each
+
     def _count_changes(self) -> list[int]:
-        return [each._version for each in self._each()]  # noqa: SLF001
+        """Return how often each parameter, then each optimizer state, was changed in place."""
+        return [each._version for each in (*self._each(), *self._of_states())]  # noqa: SLF001
 
     def _checksums(self) -> list[int]:
         return [checksum(each) for each in self._each()]
@@ -386,6 +426,18 @@ class State:
         for name, module in self.modules.items():
             for inner, parameter in module.named_parameters():
                 yield f"{name}.{inner}", parameter
+
+        yield from self._without_module()
+
+    def _without_module(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters that an optimizer has and no module."""
+        known = {id(each) for module in self.modules.values() for each in module.parameters()}
+        for name, optimizer in self.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                for at, parameter in enumerate(group["params"]):
+                    if id(parameter) not in known:
+                        known.add(id(parameter))
+                        yield f"{name}.{number}.{at}", parameter
 
     def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, module in self.modules.items():
@@ -454,6 +506,12 @@ def _check_alike(kind: str, kept: Mapping[str, Any], now: Mapping[str, torch.Ten
 def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     known = set(parameters)
+    for each in parameters:
+        for key, value in optimizer.state.get(each, {}).items():
+            if isinstance(value, DTensor) and value.shape != each.shape:
+                kind = type(optimizer).__qualname__
+                msg = f"{kind} has {key!r}, a DTensor of another shape than its parameter"
+                raise TrainingError(f"{msg}, which cannot be kept: use another optimizer")
     return {
         "kind": type(optimizer).__qualname__,
         "sizes": [len(group["params"]) for group in optimizer.param_groups],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from math import inf
@@ -23,7 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from phalanx.actors import WorkerActor, method
 
 from .agreement import Claim, agree
-from .buckets import fix_buckets, hook_with_state, is_fixed, note_replicas
+from .buckets import fix_buckets, hook_with_state, is_fixed, is_replica, note_replicas
 from .buffers import Paths, RankBuffers
 from .errors import HiddenState, NoRoom, StateLost, TrainingError, WorldSizeChanged
 from .packing import local_of, unpack
@@ -32,7 +33,7 @@ from .state import State
 from .untracked_state import Untouched, attributes_of, check_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
 _WATCHED = 2  # steps after build in which hidden writes are looked for by value
-_OWN = ("_failed", "_steps_to_watch", "_done_in_epoch", "_made_attributes", "_new_replicas")
+_OWN = ("_failed", "_is_midway", "_steps_to_watch", "_done_in_epoch", "_made", "_new_replicas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +106,9 @@ class Trainer(WorkerActor):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._buffers: RankBuffers | None = None
-        self._failed = False
+        self._failed = self._is_midway = False
         self._steps_to_watch = self._done_in_epoch = 0
-        self._made_attributes: set[str] = set()  # attributes that build and join have made
+        self._made: set[str] = set()  # attributes that build, join and steps have made
         self._new_replicas: list[DistributedDataParallel] = []  # made since they were looked at
         self._optimizers_used: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
@@ -151,6 +152,7 @@ class Trainer(WorkerActor):
     def advance(self, step: int) -> Any:
         """Do the steps that are missing up to *step*; return the result of that one."""
         while self.state.step < step:
+            self.ctx.report_progress()  # each has the limit of a call
             self._run(self.state.step + 1)
         return self.state.result
 
@@ -158,6 +160,12 @@ class Trainer(WorkerActor):
     def position(self) -> int:
         """Return the last step that was done."""
         return self.state.step
+
+    @method(idempotent=True)
+    def call_at(self, step: int, name: str, args: tuple[Any, ...]) -> Any:
+        """Do the steps that are missing up to *step*; return what the method *name* returns."""
+        self.advance(step)
+        return getattr(self, name)(*args)
 
     @method(idempotent=True)
     def digest(self) -> str:
@@ -180,7 +188,8 @@ class Trainer(WorkerActor):
     def _form(self, ctx: WorkerContext, *, new: bool) -> None:
         """Join an epoch; the driver gets an error that every successor would raise again."""
         try:
-            self._take_part(ctx, new=new)
+            with self._noting_attributes():
+                self._take_part(ctx, new=new)
         except TrainingError as error:
             ctx.emit(error)
             raise
@@ -194,8 +203,8 @@ class Trainer(WorkerActor):
             self._buffers = RankBuffers(self.plan.paths, ctx.rank, spread=not sharded)
         limit: dict[str, Any] = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
         self._new_replicas.clear()
-        is_midway = self._failed and not new
-        self._failed, self._done_in_epoch, given = False, 0, {*vars(self)}
+        self._is_midway = (self._is_midway or self._failed) and not new
+        self._failed, self._done_in_epoch = False, 0
         if sharded:
             ctx.init_process_group(**limit)
         whole = False
@@ -208,9 +217,8 @@ class Trainer(WorkerActor):
             ctx.init_process_group(**limit)
         source, redone = self._resume(ctx, whole=whole)
         self._wrap()
-        if is_midway:  # the values are what an interrupted step has left
+        if self._is_midway:  # the values are what an interrupted step has left
             self._untouched.forget_values()
-        self._made_attributes |= vars(self).keys() - given
         dist.barrier()
         if ctx.rank == 0:
             now = time.monotonic()
@@ -226,12 +234,14 @@ class Trainer(WorkerActor):
             )
 
     def _build_state(self, ctx: WorkerContext) -> None:
-        if self._made_attributes:  # or there would be two models in memory
-            for name in self._made_attributes & vars(self).keys():
+        if self._made:  # or there would be two models in memory
+            for name in self._made & vars(self).keys():
                 delattr(self, name)
             gc.collect()
         if ctx.device.startswith("cuda"):
             torch.cuda.set_device(ctx.device)
+            # The first random operation on a DTensor is a collective one: in survivors as well.
+            cast("Any", import_module("torch.distributed.tensor._random"))._rng_tracker = None  # noqa: SLF001
         seed_step(self.plan.seed, 0, 0)
         built = cast("Any", self.build(ctx))
         if not isinstance(built, State):
@@ -296,13 +306,14 @@ class Trainer(WorkerActor):
         seed_step(self.plan.seed, step, self.ctx.rank, state.generators.values())
         state.clear_gradients()
         state.begin(watch=self._steps_to_watch > 0 and not self.plan.sharded)
-        result = self.train_step(step)
-        self._check_replicas()
-        if not self.plan.sharded:
-            self._share_buffers()
-        self._await_collectives()
-        state.touch()
-        self.apply()
+        with self._noting_attributes():
+            result = self.train_step(step)
+            self._check_replicas()
+            if not self.plan.sharded:
+                self._share_buffers()
+            self._await_collectives()
+            state.touch()
+            self.apply()
         self._untouched.check()
         if self._done_in_epoch == 0 or not step & step - 1:  # 1, 2, 4, 8, ...: it takes long
             before = self._untouched
@@ -310,10 +321,19 @@ class Trainer(WorkerActor):
             self._untouched.check_since(before)
         self._steps_to_watch = max(0, self._steps_to_watch - 1)
         state.commit(step, result)
-        self._failed = False
+        self._failed = self._is_midway = False
         self._done_in_epoch += 1
         if step % self.plan.every == 0:
             buffers.write(step, state.packed())
+
+    @contextmanager
+    def _noting_attributes(self) -> Generator[None]:
+        """Note the attributes that appear meanwhile: they may refer to this model."""
+        before = {*vars(self)}
+        try:
+            yield
+        finally:
+            self._made |= vars(self).keys() - before
 
     def _await_collectives(self) -> None:
         """Return when the operations of this step are done; raise if NCCL was aborted meanwhile.
@@ -343,7 +363,8 @@ class Trainer(WorkerActor):
         state = self.state
         before = state.names()
         seed_step(self.plan.seed, 0, 0, state.generators.values())
-        self.join(self.ctx)
+        with state.as_built():
+            self.join(self.ctx)
         state.refresh()
         if changed := {*before} ^ {*state.names()}:
             msg = (
@@ -352,9 +373,9 @@ class Trainer(WorkerActor):
             raise TrainingError(msg)
         self._check_hidden()
         for wrapped in self._new_replicas:
-            if self.plan.sharded:
+            if self.plan.sharded and not is_replica(wrapped):
                 name = self._name_of(wrapped)
-                raise TrainingError(f"{name}: replicated state; build the run with sharded=False")
+                raise TrainingError(f"{name}: make it by replicate(...), which sends no state")
             if kind := hook_with_state(wrapped):
                 name, remedy = (
                     f"a hook of {self._name_of(wrapped)}",
@@ -376,11 +397,13 @@ class Trainer(WorkerActor):
         return next(found, type(wanted).__name__)
 
     def _check_hidden(self) -> None:
+        allowed = (*self.without_state, *_OWN)
+        self._untouched = check_attributes(self, self._kept(), allowed, self.state.tensors())
+
+    def _kept(self) -> tuple[object, ...]:
         state = self.state
         kinds = (state.modules, state.optimizers, state.generators, state.others)
-        kept = (state, *(each for kind in kinds for each in kind.values()))
-        allowed = (*self.without_state, *_OWN)
-        self._untouched = check_attributes(self, kept, allowed, state.tensors())
+        return (state, *(each for kind in kinds for each in kind.values()))
 
     def _check_optimizer(self, optimizer: Optimizer, *_: object) -> None:
         """Refuse, before its second step, an optimizer that is nowhere to be found."""
@@ -388,13 +411,15 @@ class Trainer(WorkerActor):
             return
         state = self.state
         is_later = self._optimizers_used.setdefault(optimizer, state.step) < state.step
-        if not (is_later and optimizer.state) or optimizer in state.optimizers.values():
+        kept = state.optimizers.values()
+        if not (is_later and optimizer.state) or any(optimizer.state is o.state for o in kept):
             return
         holders = (each for each in state.others.values() if not isinstance(each, LRScheduler))
-        for holder in (self, *holders):  # what the trainer has was looked at, or is allowed
-            if any(value is optimizer for _, value in attributes_of(holder)):
-                self._optimizers_used[optimizer] = inf
-                return
+        # What the trainer has was looked at, or is allowed; not what an optimizer in `State` has.
+        looked_at = [attributes_of(self, self._kept()), *map(attributes_of, holders)]
+        if any(value is optimizer for found in looked_at for _, value in found):
+            self._optimizers_used[optimizer] = inf
+            return
         kind, remedy = type(optimizer).__qualname__, "give it to State(...)"
         raise HiddenState("the optimizer that a step uses", kind, remedy)
 

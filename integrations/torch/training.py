@@ -67,13 +67,15 @@ class Training(Generic[_T]):
             *policy* says, or ``"keep"``.
         threads: Of torch on each rank; None takes an equal share of the processors, or what the
             run in *folder* had.
-        timeout: Seconds for joining an epoch and for each collective operation; None takes torch's.
+        timeout: Seconds for joining a process group and for each collective operation; None takes
+            torch's. With NCCL and survivors kept it limits the joining alone: give ``hang_after``.
         policy: None takes 100 restarts in 60 seconds.
-        executor: Further arguments of `Executor`. By default *launch* imports torch once for all
-            ranks. Their ``PYTHONHASHSEED`` is 0, unless the environment of *launch* has another.
+        executor: Further arguments of `Executor`, but for ``cluster``. By default *launch* imports
+            torch once for all ranks. Their ``PYTHONHASHSEED`` is 0, unless the environment of
+            *launch* has another.
 
     Attributes:
-        executor: The `Executor`; its calls may be used beside the run's.
+        executor: The `Executor`; its calls may be used beside the run's. See `call`.
         resumed: The state from which the ranks continued, after each death.
         step: The last step that was done.
 
@@ -122,6 +124,9 @@ class Training(Generic[_T]):
         if policy.strategy is not Strategy.ONE_FOR_ALL:
             text = "the ranks form one process group: give ONE_FOR_ALL"
             raise SpecError("policy.strategy", policy.strategy, text)
+        if executor.get("cluster") is not None:
+            text = "the ranks and their buffers are on this machine: leave it out"
+            raise SpecError("cluster", executor["cluster"], text)
         if every is None:
             every = 10 if policy.survivors == "keep" and not sharded else 1
         check_count("every", every)
@@ -129,6 +134,7 @@ class Training(Generic[_T]):
         self.resumed: list[Resumed] = []
         self._error: TrainingError | None = None
         self._is_apart = False
+        self._trainer = trainer
         self._store = Store(folder, run)
         plan = Plan(
             paths=self._store.paths,
@@ -179,9 +185,24 @@ class Training(Generic[_T]):
             self.step += 1
             yield Step(self.step, result)
 
+    def call(self, method: str, *args: Any) -> Any:
+        """Return rank 0's value of *method* of the trainer, which all ranks run after step `step`.
+
+        It may run again after a death, and is to leave the state as it is. A call of `executor`
+        can find ranks that have gone back to the buffers, and have yet to do steps again.
+
+        Raises:
+            SpecError: there is no such method.
+            Exception: what it raised.
+        """
+        if not callable(getattr(self._trainer, method, None)):
+            raise SpecError("method", method, f"{self._trainer.__name__} has no such method")
+        return self._call("call_at", self.step, method, args)
+
     def digest(self) -> str:
-        """Return the SHA-256 over the states of all ranks, in hex."""
-        return hashlib.sha256("".join(self._call("digest", reply_rank=None)).encode()).hexdigest()
+        """Return the SHA-256 over the states of all ranks after step `step`, in hex."""
+        found = self._call("call_at", self.step, "digest", (), reply_rank=None)
+        return hashlib.sha256("".join(found).encode()).hexdigest()
 
     def close(self) -> None:
         """End the ranks and release the buffers; those in a folder stay for another run."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,6 +175,16 @@ class TensorParallel(Sharded):
         return loss.item()
 
 
+class Holding(Sharded):
+    """Keeps its model in a second place, from the first step on."""
+
+    held: Any = None
+
+    def train_step(self, step: int) -> Any:
+        self.held = self.held or self.model
+        return super().train_step(step)
+
+
 class Stepwise(Replicated):
     """Applies within `train_step`, as code does that was not written for this, and meets after."""
 
@@ -217,6 +228,68 @@ class Accumulating(Replicated):
         for self.at in range(3):
             results += super().train_step(step)
         return results
+
+
+class Unfreezing(Replicated):
+    """Has a layer that learns in some steps alone, and was wrapped with the others."""
+
+    def wrap(self) -> None:
+        self.net = replicate(self.model, bucket_cap_mb=0.01, find_unused_parameters=True)
+
+    def train_step(self, step: int) -> Any:
+        self.model[1].requires_grad_(step > 4)
+        return super().train_step(step)
+
+
+class TwoInOne(torch.optim.SGD):
+    """Has an optimizer with a state of its own in itself."""
+
+    def __init__(self, parameters: Any) -> None:
+        parameters = list(parameters)
+        super().__init__(parameters, 1e-3)
+        self.base = torch.optim.Adam(parameters, 1e-3)
+
+    def step(self, closure: Any = None) -> Any:
+        self.base.step()
+        whole: Any = super()
+        return whole.step(closure)
+
+
+class Nesting(Replicated):
+    """Gives one of two optimizers to `State`."""
+
+    def build(self, ctx: WorkerContext) -> State:
+        self.model = nn.Sequential(nn.Embedding(SAMPLES, 32), nn.Linear(32, SAMPLES))
+        self.optimizer = TwoInOne(self.model.parameters())
+        return State(model=self.model, optimizer=self.optimizer)
+
+
+class Paired(Sharded):
+    """Has DDP in a run whose ranks each keep a state of their own."""
+
+    def shard(self, ctx: WorkerContext) -> None:
+        pass
+
+    def wrap(self) -> None:
+        self.net = replicate(self.model, bucket_cap_mb=0.01)
+
+    def train_step(self, step: int) -> Any:
+        return Replicated.train_step(self, step)
+
+
+class Broadcasting(Paired):
+    """Has DDP that is sent the state of another rank when it is made."""
+
+    def wrap(self) -> None:
+        self.net = nn.parallel.DistributedDataParallel(self.model)
+
+
+class Working(Replicated):
+    """Works for a while in each step."""
+
+    def train_step(self, step: int) -> Any:
+        time.sleep(0.3)
+        return super().train_step(step)
 
 
 class Stateless(Replicated):

@@ -23,6 +23,7 @@ from tests.support.training_workers import (
     SAMPLES,
     Accumulating,
     Apart,
+    Broadcasting,
     Compressing,
     Counting,
     Evaluating,
@@ -31,12 +32,15 @@ from tests.support.training_workers import (
     Fault,
     Full,
     Growing,
+    Holding,
     Hooked,
     Late,
     Lazy,
     Meeting,
     Mixing,
+    Nesting,
     Outside,
+    Paired,
     Renaming,
     Replicated,
     Reshuffling,
@@ -46,7 +50,9 @@ from tests.support.training_workers import (
     Stepwise,
     Teaching,
     TensorParallel,
+    Unfreezing,
     Unseen,
+    Working,
 )
 
 from phalanx.actors import Launch, Limits, RestartPolicy
@@ -155,10 +161,64 @@ def test_a_step_that_fails_after_its_parameters_were_changed_is_taken_from_the_b
     assert run.resumed
 
 
-def test_what_an_interrupted_step_has_left_is_no_hidden_state(tmp_path: Path) -> None:
-    digest, results, _ = train(Accumulating, 2, faults=[(1, 3, "backward")], marks=tmp_path)
+@pytest.mark.parametrize("again", [[], [(1, 2, "joining")]])
+def test_what_an_interrupted_step_has_left_is_no_hidden_state(
+    tmp_path: Path, again: list[Fault]
+) -> None:
+    faults = [(1, 3, "backward"), *again]
+    digest, results, _ = train(Accumulating, 2, faults=faults, marks=tmp_path)
 
     assert (digest, results) == undisturbed(Accumulating, 2)
+
+
+def test_what_a_step_has_made_ends_with_the_model_of_a_survivor(tmp_path: Path) -> None:
+    digest, results, _ = train(Holding, 2, faults=[(1, 3, "begin")], marks=tmp_path)
+
+    assert (digest, results) == undisturbed(Sharded, 2)
+
+
+@pytest.mark.parametrize("trainer", [Unfreezing, Paired])
+def test_what_ddp_was_made_of_is_the_same_after_a_death(tmp_path: Path, trainer: Any) -> None:
+    digest, results, _ = train(trainer, 3, faults=[(1, 3, "begin")], marks=tmp_path)
+
+    assert (digest, results) == undisturbed(trainer, 3)
+
+
+def test_ddp_that_sends_state_is_refused_where_each_rank_has_its_own() -> None:
+    with pytest.raises(StartFailed) as caught:
+        Training(Broadcasting, 1, threads=1, sharded=True)
+
+    assert "net: make it by replicate(...)" in str(caught.value.__cause__)
+
+
+def test_a_digest_and_a_call_are_of_the_last_step_though_all_go_back_to_the_buffers() -> None:
+    with Training(Replicated, 2, args=([], ""), threads=1) as run:
+        list(run.steps(3))
+        for ask, expected in (
+            (run.digest, undisturbed(Replicated, 2, 3)[0]),
+            (lambda: run.call("position"), 3),
+        ):
+            for rank in run.executor.ranks:
+                assert rank.pid is not None
+                os.kill(rank.pid, signal.SIGKILL)
+            assert ask() == expected
+        assert [each.source for each in run.resumed] == ["buffers"] * 2
+        with pytest.raises(SpecError, match="method='weights': Replicated has no such method"):
+            run.call("weights")
+
+
+def test_steps_that_are_done_again_have_a_limit_each() -> None:
+    policy = RestartPolicy(survivors="keep", intensity=Intensity(1, 60.0))
+    with Training(
+        Working, 1, args=([], ""), threads=1, policy=policy, limits=Limits(hang=1.0)
+    ) as run:
+        list(run.steps(5))
+        pid = run.executor.ranks[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        list(run.steps(6))
+
+        assert [each.redone for each in run.resumed] == [5]
 
 
 def test_three_ranks_add_in_the_same_order_after_a_death(tmp_path: Path) -> None:
@@ -271,6 +331,7 @@ def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
         (Counting, 1, 0, r"count is a value that a step changed.* without_state = \('count',\)"),
         (Reshuffling, 2, 3, "epoch is a value that a step changed"),
         (Outside, 1, 1, "the optimizer that a step uses is a SGD"),
+        (Nesting, 1, 1, "the optimizer that a step uses is a Adam"),
         (Apart, 2, 1, "optimizer of rank 1 is not that of rank 0"),
     ],
 )
@@ -320,6 +381,7 @@ def test_a_run_that_no_process_can_take_up_ends_with_the_reason(tmp_path: Path) 
         ("seed", {"seed": True}),
         ("args", {"args": None}),
         ("kwargs", {"kwargs": [1]}),
+        ("cluster", {"cluster": object()}),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_by_its_name(

@@ -380,7 +380,7 @@ def test_a_step_that_failed_before_it_changed_parameters_is_rolled_back() -> Non
         state.roll_back()
 
 
-@pytest.mark.parametrize("change", ["optimizer", "by hand", "uncounted"])
+@pytest.mark.parametrize("change", ["optimizer", "by hand", "momentum", "uncounted"])
 def test_a_step_that_changed_parameters_and_did_not_commit_is_known(change: str) -> None:
     model, state = make()
     do(model, state, 1)
@@ -392,6 +392,8 @@ def test_a_step_that_changed_parameters_and_did_not_commit_is_known(change: str)
     elif change == "by hand":
         with torch.no_grad():
             next(model.parameters()).add_(1)
+    elif change == "momentum":
+        state.optimizers["optimizer"].state[next(model.parameters())]["exp_avg"].mul_(0.5)
     else:
         next(model.parameters()).data.add_(1)
 
@@ -747,6 +749,108 @@ def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:
         HiddenState, match=r"^ema.num_batches_tracked is a tensor that a step changed"
     ):
         untouched.check()
+
+
+def test_a_parameter_that_only_an_optimizer_has_is_kept() -> None:
+    def build() -> tuple[nn.Linear, torch.Tensor, State]:
+        torch.manual_seed(0)
+        model, alone = nn.Linear(2, 1), torch.zeros(1, requires_grad=True)
+        groups: Any = [{"params": model.parameters()}, {"params": [alone], "lr": 0.5}]
+        return model, alone, State(model=model, optimizer=torch.optim.Adam(groups))
+
+    model, alone, state = build()
+    digests = {state.digest()}
+    for step in (1, 2):
+        (model(torch.ones(2)).sum() + alone.sin().sum() + alone.sum()).backward()
+        state.optimizers["optimizer"].step()
+        state.commit(step)
+        packed = state.packed()
+    data, kept = packed.to_bytes(), alone.detach().clone()
+    with torch.no_grad():
+        alone.add_(1)
+    assert not state.is_committed
+    digests.add(state.digest())
+
+    _, other, copy = build()
+    copy.load(unpack(packed.meta, data))
+
+    assert other == kept
+    assert len(digests | {copy.digest()}) == 3
+    assert "optimizer.1.0" in copy.names()
+
+
+def test_a_buffer_that_a_step_has_made_is_kept() -> None:
+    def build() -> tuple[nn.Module, State]:
+        model = nn.Linear(2, 1)
+        model.register_buffer("mask", None, persistent=False)
+        return model, State(model=nn.ModuleDict({"part": model}))
+
+    model, state = build()
+    packed = state.packed()
+    first = packed.meta, packed.to_bytes()
+    model.mask = torch.arange(3)
+    state.commit(1)
+    packed = state.packed()
+
+    other, copy = build()
+    copy.load(unpack(packed.meta, packed.to_bytes()))
+
+    assert torch.equal(cast("torch.Tensor", other.mask), torch.arange(3))
+    assert copy.digest() == state.digest()
+    copy.load(unpack(*first))
+    assert other.mask is None
+
+
+def test_shards_outside_of_modules_and_parameters_are_refused_by_name() -> None:
+    class Average:
+        def __init__(self, model: nn.Module) -> None:
+            self.kept = [each.detach() for each in model.parameters()]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"kept": self.kept}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.kept = state["kept"]
+
+    dist: Any = torch.distributed
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        model: Any = nn.Linear(4, 4)
+        fully_shard(model)
+        with pytest.raises(TrainingError, match="average: .* has a DTensor: keep it in a module"):
+            State(model=model, average=Average(model))
+        optimizer = torch.optim.Adam(model.parameters())
+        state = State(model=model, optimizer=optimizer)
+        optimizer.state[model.weight]["row"] = model.weight.detach()[:1]
+        with pytest.raises(TrainingError, match="Adam has 'row', a DTensor of another shape"):
+            state.packed()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_commit_that_fails_commits_nothing() -> None:
+    class Meter:
+        value: Any = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.value = state["value"]
+
+    model, meter = nn.Linear(2, 1), Meter()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = State(model=model, optimizer=optimizer, meter=meter)
+    model(torch.ones(2)).sum().backward()
+    state.begin(watch=False)
+    state.touch()
+    optimizer.step()
+    meter.value = threading.Lock()
+
+    with pytest.raises(TypeError, match="cannot pickle"):
+        state.commit(1)
+
+    assert (state.step, state.is_committed) == (0, False)
 
 
 def test_a_state_that_cannot_be_pickled_is_refused_by_name() -> None:
