@@ -103,8 +103,8 @@ def run(options: Options) -> int:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     logs = open_logs(options.logs, options.environment.run_id, options.world_size)
     role, console = options.environment.role, {"stdout": sys.stdout, "stderr": sys.stderr}
-    with _Signals(options.signals, inbox) as signals, Tail(logs, role, console):  # type: ignore[arg-type]
-        return _Run(options, logs, inbox, signals).run()
+    with _Signals(options.signals, inbox) as signals, Tail(logs, role, console) as tail:  # type: ignore[arg-type]
+        return _Run(options, logs, inbox, signals, tail).run()
 
 
 class _Run:
@@ -114,11 +114,15 @@ class _Run:
         logs: LogPlan,
         inbox: queue.SimpleQueue[Any],
         signals: _Signals,
+        tail: Tail,
     ) -> None:
         self._options = options
         self._logs = logs
         self._inbox = inbox
         self._signals = signals
+        self._tail = tail
+        self._path = tuple(sys.path)
+        self._restarts = 0  # before the first round that began
         self._exits: list[WorkerExited] = []  # of the last round
         self._passed_on: signal.Signals | None = None
 
@@ -128,7 +132,7 @@ class _Run:
             try:
                 self._signals.raises = True
                 runtime = made.enter_context(Runtime(name=name, console=None))
-                executor = self._executor(name, runtime)
+                executor = self._start(name, runtime)
             except StartFailed as error:
                 _say(f"the ranks could not be started: {error}")
                 return 1
@@ -139,19 +143,33 @@ class _Run:
             made.callback(self._close, executor)
             return self._follow(executor)
 
+    def _start(self, name: str, runtime: Runtime) -> Executor[ScriptWorker]:
+        """Have all ranks there; one that dies before that costs a restart, as at any other time."""
+        most, folder = self._options.environment.max_restarts, self._options.program.folder
+        if self._options.preload and folder is not None:
+            sys.path.append(folder)
+        while True:
+            try:
+                return self._executor(name, runtime)
+            except StartFailed as error:
+                if error.__cause__ is not None or self._restarts == most:
+                    raise
+                self._restarts += 1
+                _say(str(error))
+                _say(f"restart {self._restarts} of {most}")
+
     def _executor(self, name: str, runtime: Runtime) -> Executor[ScriptWorker]:
         options = self._options
-        path = tuple(sys.path)
-        folder = options.program.folder
-        if options.preload and folder is not None:
-            sys.path.append(folder)
         job = Job(
             program=options.program,
             environment=options.environment,
             logs=self._logs,
-            path=path,
+            path=self._path,
             hang_after=options.hang_after,
+            restarts=self._restarts,
         )
+        # Left to itself torch takes the threads that it takes under torchrun.
+        env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": ""}
         preload = () if options.program.kind == "command" else _PRELOAD
         delay = options.longest_delay
         backoff = BackOff(initial=min(_MOMENT, delay), maximum=delay, reset_after=_HEALTHY)
@@ -162,7 +180,7 @@ class _Run:
             name=name,
             policy=RestartPolicy(
                 strategy=Strategy.ONE_FOR_ALL,
-                intensity=Intensity(options.environment.max_restarts, _FOREVER),
+                intensity=Intensity(options.environment.max_restarts - self._restarts, _FOREVER),
                 restart=Restart.TRANSIENT,
                 backoff=backoff if delay else None,
                 report_dir=options.report_dir,
@@ -173,7 +191,7 @@ class _Run:
                 # Ranks may work on for as long as they like after one has left by os._exit(0).
                 stop=StopPolicy(ask=_FOREVER, hurry=options.shutdown_timeout),
             ),
-            launch=Launch(preload=(_WORKER, *preload, *options.preload), stdio="inherit"),
+            launch=Launch(preload=(_WORKER, *preload, *options.preload), stdio="inherit", env=env),
             runtime=runtime,
         )
 
@@ -204,8 +222,8 @@ class _Run:
                     for line in (report.stacks or report.last_words).splitlines():
                         sys.stderr.write(f"{safe_text(line)}\n")
             case GroupUp(epoch=epoch) if epoch > 1:
-                most = self._options.environment.max_restarts
-                _say(f"restart {epoch - 1} of {most}: all ranks run again after {event.took:.2f} s")
+                most, number = self._options.environment.max_restarts, epoch - 1 + self._restarts
+                _say(f"restart {number} of {most}: all ranks run again after {event.took:.2f} s")
             case GroupEnded():
                 self._inbox.put(event)
             case _:
@@ -234,16 +252,18 @@ class _Run:
         if self._passed_on is not None:
             _say(f"ended by {self._passed_on.name}")
             return 1
-        found = [each for exit_ in self._exits if (each := Failure.of(exit_, self._logs))]
+        failures = (Failure.of(each, self._logs, self._restarts) for each in self._exits)
+        found = [each for each in failures if each is not None]
         reason = executor.wait_closed(self._options.shutdown_timeout)
         if not found:
             if reason is not None and reason.kind is ExitKind.NORMAL:
                 return 0  # every rank has left by os._exit(0)
             _say(f"the run has ended: {reason}")
             return 1
-        failures = [found[0], *sorted(found[1:], key=lambda each: each.rank)]
-        first = root_cause(failures)
-        sys.stderr.write(f"{summary(self._options.program.name, failures, first)}\n")
+        self._tail.close()  # what the ranks have said comes before
+        ordered = [found[0], *sorted(found[1:], key=lambda each: each.rank)]
+        first = root_cause(ordered)
+        sys.stderr.write(f"{summary(self._options.program.name, ordered, first)}\n")
         if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             pass_on(first, error_file)
         return 1

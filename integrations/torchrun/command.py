@@ -1,4 +1,4 @@
-"""Run a script for torchrun on ranks that are restarted at once.
+"""Run a script for torchrun on ranks that are restarted at once, as --max-restarts allows.
 
 Takes torchrun's command line and environment variables (PET_*), on one machine.
 Options that have no use here are accepted, with a note. Needs the extra
@@ -10,7 +10,7 @@ Exit codes:
   2  the command line is invalid
 
 Examples:
-  phalanx torchrun --standalone --nproc-per-node 4 train.py --epochs 3
+  phalanx torchrun --standalone --nproc-per-node 4 --max-restarts 3 train.py --epochs 3
 """
 
 from __future__ import annotations

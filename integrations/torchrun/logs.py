@@ -140,7 +140,7 @@ class Tail:
         self._console = console
         self._attempt = 0
         self._read: dict[Path, int] = {}
-        self._rest: dict[Path, str] = {}
+        self._rest: dict[Path, bytes] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchrun-tail", daemon=True)
 
@@ -150,9 +150,12 @@ class Tail:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Show what is left."""
         self._done.set()
-        if self._teed:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
@@ -163,13 +166,20 @@ class Tail:
 
     def _look(self) -> None:
         while True:
-            has_next = self._plan.attempt(self._attempt + 1).is_dir()  # before the last read
+            following = self._next()  # before the last read
             for rank, stream in self._teed:
                 self._show(rank, stream)
-            if not has_next:
+            if following is None:
                 return
             self._end_round()
-            self._attempt += 1
+            self._attempt = following
+
+    def _next(self) -> int | None:
+        """Return the number of the next round; one that ended in its start has no folder."""
+        assert self._plan.folder is not None
+        names = (path.name for path in self._plan.folder.glob("attempt_*"))
+        numbers = (int(name.partition("_")[2]) for name in names)
+        return min((each for each in numbers if each > self._attempt), default=None)
 
     def _show(self, rank: int, stream: Stream) -> None:
         path = self._plan.attempt(self._attempt) / str(rank) / f"{stream}.log"
@@ -177,28 +187,31 @@ class Tail:
             file.seek(self._read.get(path, 0))
             data = file.read()
             self._read[path] = file.tell()
-            *lines, rest = (self._rest.get(path, "") + data.decode(errors="replace")).split("\n")
-            self._rest[path] = rest
+            *lines, self._rest[path] = (self._rest.get(path, b"") + data).split(b"\n")
             self._write(rank, stream, lines)
 
     def _end_round(self) -> None:
         """Show lines without an end."""
         for rank, stream in self._teed:
             path = self._plan.attempt(self._attempt) / str(rank) / f"{stream}.log"
-            if rest := self._rest.pop(path, ""):
+            if rest := self._rest.pop(path, b""):
                 self._write(rank, stream, [rest])
 
-    def _write(self, rank: int, stream: Stream, lines: list[str]) -> None:
-        if not lines:
+    def _write(self, rank: int, stream: Stream, whole: list[bytes]) -> None:
+        if not whole:
             return
+        lines = [line.decode(errors="replace") for line in whole]
         names = {"role_name": self._role, "rank": rank, "local_rank": rank}
         prefix = self._prefix.safe_substitute(names)
-        with suppress(OSError):  # the console is gone, or full; the files have it all
-            self._console[stream].write("".join(f"{prefix}{line}\n" for line in lines))
-            self._console[stream].flush()
+        console = self._console[stream]
+        encoding = console.encoding or "utf-8"
+        text = "".join(f"{prefix}{line}\n" for line in lines)
+        with suppress(OSError, ValueError):  # it is gone, full or closed; the files have it all
+            console.write(text.encode(encoding, "replace").decode(encoding))
+            console.flush()
         wanted = self._plan.spec.filters.get(stream, ())
         found = [line for line in lines if any(each in line for each in wanted)]
         if found:
             path = self._plan.attempt(self._attempt) / f"filtered_{stream}.log"
-            with path.open("a") as file:
+            with suppress(OSError), path.open("a", encoding="utf-8") as file:
                 file.writelines(f"{prefix}{line}\n" for line in found)

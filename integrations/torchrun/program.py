@@ -41,13 +41,12 @@ class Program:
     @property
     def folder(self) -> str | None:
         """The first entry of ``sys.path``; None for none."""
+        path = Path(self.target)
+        if self.kind != "module" and (path.is_dir() or zipfile.is_zipfile(path)):
+            return self.target if path.is_absolute() else f"{Path.cwd()}/{self.target}"  # as Python
         if sys.flags.safe_path:
             return None
-        if self.kind == "module":
-            return str(Path.cwd())
-        path = Path(self.target)
-        runnable = path.is_dir() or zipfile.is_zipfile(path)
-        return str(path if runnable else path.resolve().parent)
+        return str(Path.cwd() if self.kind == "module" else path.resolve().parent)
 
 
 def find_program(

@@ -46,13 +46,16 @@ class Failure:
     at: float
 
     @classmethod
-    def of(cls, exited: WorkerExited, logs: LogPlan) -> Failure | None:
-        """Return the failure that *exited* reports; None if that is none."""
+    def of(cls, exited: WorkerExited, logs: LogPlan, restarts: int = 0) -> Failure | None:
+        """Return the failure that *exited* reports; None if that is none.
+
+        *restarts* is how many there were before the group's first epoch.
+        """
         reason = exited.reason
         code = -reason.signal if reason.signal is not None else reason.code
         if not code or exited.rank is None:
             return None
-        error_file = logs.error_file(exited.rank, exited.epoch - 1)
+        error_file = logs.error_file(exited.rank, exited.epoch - 1 + restarts)
         at = time.time() - (time.monotonic() - exited.at)
         record = _read(error_file)
         if logs.folder is None and Path(error_file).stat().st_mtime < at - exited.ran_for:

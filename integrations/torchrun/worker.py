@@ -30,6 +30,7 @@ class Job:
     Attributes:
         path: ``sys.path`` without the program's own folder.
         hang_after: As in `Options`.
+        restarts: Those that were spent before the first round that began.
     """
 
     program: Program
@@ -37,6 +38,7 @@ class Job:
     logs: LogPlan
     path: tuple[str, ...]
     hang_after: float | None
+    restarts: int
 
 
 class ScriptWorker(WorkerActor):
@@ -55,7 +57,7 @@ class ScriptWorker(WorkerActor):
 
     def _run(self) -> None:
         job, rank = self._job, self.ctx.rank
-        restart = self.ctx.epoch - 1
+        restart = self.ctx.epoch - 1 + job.restarts
         error_file = job.logs.error_file(rank, restart)
         self._redirect(rank, restart, error_file)
         no_files = job.logs.spec.folder == Path(os.devnull)

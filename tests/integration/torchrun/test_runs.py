@@ -6,6 +6,7 @@ import json
 import os
 import py_compile
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,6 +134,71 @@ def test_after_a_death_all_ranks_run_again_at_another_port() -> None:
     }
     assert len({port for _, _, port in lines}) == 2
     assert "restart 1 of 1: all ranks run again" in done.stderr
+
+
+DIES_IN_ITS_START = """
+import os, pathlib, signal
+
+forks = 0
+
+def once():
+    global forks
+    forks += 1
+    if forks < 2:
+        return  # the zygote's child, whose child is the rank
+    try:
+        pathlib.Path(os.environ["MARK"]).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+os.register_at_fork(after_in_child=once)
+"""
+COUNTS = """
+import os, sys
+print(os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], "mortal" in sys.modules)
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "1")
+"""
+
+
+@pytest.mark.parametrize(("most", "code"), [(2, 0), (0, 1)])
+def test_a_death_in_the_very_first_start_costs_a_restart(
+    tmp_path: Path, most: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mortal.py").write_text(DIES_IN_ITS_START)
+    (tmp_path / "counts.py").write_text(COUNTS)
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    words = ("--nproc-per-node", 2, "--max-restarts", most, "--preload", "mortal", "-t", 3)
+
+    done = run(*words, "--log-dir", tmp_path / "logs", tmp_path / "counts.py")
+
+    assert done.returncode == code, done.stderr
+    rounds = [f"[default{rank}]:{rank} {number} True" for number in "12" for rank in "01"]
+    assert sorted(done.stdout.splitlines()) == sorted(rounds if most else [])
+    if most:
+        assert re.findall(r"restart (\d of \d)", done.stderr) == ["1 of 2", "2 of 2"]
+    else:
+        assert "could not be started: rank" in done.stderr
+
+
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_a_zip_and_a_folder_are_found_from_any_folder(
+    tmp_path: Path, safe_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", safe_path)
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "later.py").write_text("VALUE = 4")
+    text = "import os, sys; os.chdir('/'); import later; print(later.VALUE, __file__, sys.path[0])"
+    (folder / "__main__.py").write_text(text)
+    archive = shutil.make_archive(str(folder), "zip", folder)
+
+    for target in ("app", "./app", Path(archive).name):
+        fresh = run_program([sys.executable, target], timeout=LONG, cwd=tmp_path)
+        done = run(target, cwd=tmp_path)
+
+        assert (done.returncode, done.stdout) == (0, fresh.stdout), done.stderr
+        assert fresh.stdout.startswith("4 ")
 
 
 @pytest.mark.parametrize("how", ["raise", pytest.param("text", marks=pytest.mark.soak)])
