@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
@@ -26,13 +27,14 @@ from .errors import NoRoom, TrainingError
 from .trainer import Plan, Resumed, Trainer
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
 _ONE_ORDER = {"PYTHONHASHSEED": "0"}  # of sets, in every process that the run will ever have
+# A state that was copied into the buffers is not read again: large copies pass the caches by.
+_COPIES = "glibc.cpu.x86_non_temporal_threshold=0x40000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class Training(Generic[_T]):
             torch's. With NCCL and survivors kept it limits the joining alone: give ``hang_after``.
         policy: None takes 100 restarts in 60 seconds.
         executor: Further arguments of `Executor`, but for ``cluster``. By default *launch* imports
-            torch once for all ranks. Their ``PYTHONHASHSEED`` is 0, unless the environment of
-            *launch* has another.
+            torch once for all ranks. Their ``PYTHONHASHSEED`` is 0, and ``GLIBC_TUNABLES`` has
+            large copies pass the caches by, unless the environment of *launch* has others.
 
     Attributes:
         executor: The `Executor`; its calls may be used beside the run's. See `call`.
@@ -147,13 +149,14 @@ class Training(Generic[_T]):
         try:
             launch = executor.pop("launch", None) or Launch(preload=_PRELOAD)
             launch = group_of("launch", Launch, launch, short="method")
+            tunables = {"GLIBC_TUNABLES": f"{_COPIES}:{os.environ.get('GLIBC_TUNABLES', '')}"}
             self.executor: Executor[_T] = Executor(
                 trainer,
                 ranks,
                 args=(plan, *args),
                 kwargs=kwargs,
                 policy=policy,
-                launch=replace(launch, env={**_ONE_ORDER, **launch.env}),
+                launch=replace(launch, env={**_ONE_ORDER, **tunables, **launch.env}),
                 **executor,
             )
             self.executor.subscribe(self._note)
