@@ -174,7 +174,7 @@ class GroupActor(ProtectedActor):
         )
         made.callback(self._membership.close)
         self._checkpoints = CheckpointManager(group)
-        self._standby = Standby(group, self._membership, self._shutdown)
+        self._standby = Standby(group, self._membership)
         self._deaths = Deaths(group, self._membership, self._checkpoints, self._show)
         self._store = RendezvousStore(
             runtime.loop,

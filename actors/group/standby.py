@@ -17,7 +17,6 @@ from phalanx.supervision import BackOff, PhalanxError, Phase
 if TYPE_CHECKING:
     from .handle import Group
     from .membership import Membership
-    from .shutdown import Shutdown
     from .worker import Worker
 
 _BACKOFF = BackOff(initial=0.5, maximum=30.0)  # arbitrary; slow enough to cost little
@@ -39,11 +38,10 @@ class StandbyLost(Event, event="standby_lost", level="warning"):
 class Standby:
     """The spares of one group. Used by its actor's thread alone."""
 
-    def __init__(self, group: Group, membership: Membership, shutdown: Shutdown) -> None:
+    def __init__(self, group: Group, membership: Membership) -> None:
         self._group = group
         self._wanted = group.spec.policy.standby
         self._membership = membership
-        self._shutdown = shutdown
         self._spares: dict[int, Worker] = {}
         self._last = 0
         self._losses = 0  # in a row, without one that became warm

@@ -265,9 +265,9 @@ class HangDetector:
         self._shutdown.after(suspect.worker, seconds, due)
 
     def _heeds_not(self, worker: Worker, epoch: int) -> bool:
-        # One that does waits for those that do not.
-        is_told = worker.order is None or worker.voided == worker.epoch
-        return self._reforms(worker, epoch) and not is_told
+        # One that has noted it keeps its order until the others have.
+        is_late = worker.order is not None and worker.voided != worker.epoch
+        return is_late and self._reforms(worker, epoch)
 
     def _lingers(self, worker: Worker, epoch: int) -> bool:
         return self._reforms(worker, epoch) and worker.left < epoch

@@ -37,8 +37,9 @@ def check_health(group: Group, timeout: float) -> None:
     deadline = clock() + check_seconds("timeout", timeout)
     reserved = min(HEARTBEAT_TIMEOUT, timeout / 2)  # of it is kept for the heartbeats
     ping = [((), dict[str, Any]())]
-    how: dict[str, Any] = {"timeout": timeout, "retries": 0, "non_block": True, "at_once": True}
-    future = group.call(Shape.GATHER, _ping, ping, **how)
+    future = group.call(
+        Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True, at_once=True
+    )
     vitals: dict[int, Vitals] = {}
     replies: dict[int, Pulse | None] = {}
     incarnations = {info.rank: info.incarnation for info in before}

@@ -220,8 +220,7 @@ class NodePool:
         """
         with self._changed:
             before = {rank: node for rank, node in self._at.items() if rank < size}
-            states = {node.number: node.state for node in self._nodes()}
-            lost = self._lost | {n for n, state in states.items() if state is NodeState.LOST}
+            lost = {node.number for node in self._nodes() if node.state is NodeState.LOST}
             unfenced = sorted({before[r] for r in ranks if before.get(r) in lost})
             self._size = size
             self._request(begins=begins)

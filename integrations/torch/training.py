@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
-_ONE_ORDER = {"PYTHONHASHSEED": "0"}  # of sets, in every process that the run will ever have
-# A state that was copied into the buffers is not read again: large copies pass the caches by.
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x40000"
 
 
@@ -47,6 +45,16 @@ class Step:
 
     number: int
     result: Any
+
+
+def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the ranks are given at their start, in a driver with *environ*.
+
+    Sets have one order in every process that the run will ever have. Large copies pass the caches
+    by: a state that was copied into the buffers is not read again.
+    """
+    tunables = [_COPIES, environ.get("GLIBC_TUNABLES", "")]  # an empty one would void all
+    return {"PYTHONHASHSEED": "0", "GLIBC_TUNABLES": ":".join(filter(None, tunables))}
 
 
 class Training(Generic[_T]):
@@ -149,14 +157,13 @@ class Training(Generic[_T]):
         try:
             launch = executor.pop("launch", None) or Launch(preload=_PRELOAD)
             launch = group_of("launch", Launch, launch, short="method")
-            tunables = {"GLIBC_TUNABLES": f"{_COPIES}:{os.environ.get('GLIBC_TUNABLES', '')}"}
             self.executor: Executor[_T] = Executor(
                 trainer,
                 ranks,
                 args=(plan, *args),
                 kwargs=kwargs,
                 policy=policy,
-                launch=replace(launch, env={**_ONE_ORDER, **tunables, **launch.env}),
+                launch=replace(launch, env={**rank_environment(os.environ), **launch.env}),
                 **executor,
             )
             self.executor.subscribe(self._note)

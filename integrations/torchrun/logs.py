@@ -177,8 +177,8 @@ class Tail:
     def _next(self) -> int | None:
         """Return the number of the next round; one that ended in its start has no folder."""
         assert self._plan.folder is not None
-        names = (path.name for path in self._plan.folder.glob("attempt_*"))
-        numbers = (int(name.partition("_")[2]) for name in names)
+        names = (path.name.partition("_")[2] for path in self._plan.folder.glob("attempt_*"))
+        numbers = (int(name) for name in names if name.isdecimal())
         return min((each for each in numbers if each > self._attempt), default=None)
 
     def _show(self, rank: int, stream: Stream) -> None:

@@ -48,7 +48,7 @@ ORDER = 128 * 1024
 """Bytes that an order of the driver's has at most; what is larger comes in a file."""
 
 _MOST_FDS = 16
-_CONNECT = 60.0  # seconds for a rank's side to connect
+_CONNECT = 60.0  # seconds for a rank's side to connect: its process has to start first
 _AT_ONCE = 64  # messages read before the other descriptors get their turn
 _LOOKS = 5  # after a connection was closed
 _SOON = 0.02  # seconds between those
@@ -436,7 +436,8 @@ class GatewayProcess:
         for rank in self._ranks.values():
             rank.trim_if_idle(now)
             if not rank.ended and not rank.connected and now > rank.connects_by:
-                self._lose(rank, "the rank's side did not connect in its time", now)
+                why = f"the rank's side did not connect within {_CONNECT:g} s of its launch"
+                self._lose(rank, why, now)
         for relay in self._relays.values():
             if not relay.is_live:
                 continue

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.output import LONG, Console, Worker, labels_of
 from tests.support.processes import soon
+from tests.support.rank_faults import wait_stopped
 
 from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
 from phalanx.runtime.output.collector_client import OutputCollector
@@ -212,19 +213,21 @@ def test_a_closed_collector_takes_no_worker_and_has_the_driver_show_events_if_an
         collector.open_worker(labels_of(0))
 
 
-def test_a_hung_collector_makes_drain_return_at_its_deadline(
+def test_a_stopped_collector_makes_drain_return_at_its_deadline_and_is_replaced(
     worker: Start, collector: OutputCollector
 ) -> None:
     one, output = worker("print('x')")
     one.wait()
-    assert collector.pid is not None
-    os.kill(collector.pid, signal.SIGSTOP)
+    stopped = collector.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+    wait_stopped(stopped)
 
     in_time = output.drain(time.monotonic() + 0.05)
-    os.kill(collector.pid, signal.SIGCONT)
     later = output.drain(soon())
 
     assert (in_time, later) == (False, True)
+    assert collector.pid not in (None, stopped)
 
 
 def test_a_collector_that_is_stopped_and_takes_no_message_is_replaced(

@@ -38,6 +38,7 @@ from phalanx.integrations.torch import (
 from phalanx.integrations.torch.agreement import Claim, agree
 from phalanx.integrations.torch.buffers import RankBuffers, Store
 from phalanx.integrations.torch.packing import Packed, Shard, unpack
+from phalanx.integrations.torch.training import rank_environment
 from phalanx.integrations.torch.untracked_state import Untouched, check_attributes
 from phalanx.supervision import SpecError
 
@@ -985,3 +986,13 @@ def test_a_folder_is_one_runs_and_says_what_differs(tmp_path: Path) -> None:
     (folder / "training.json").write_text("{")
     with pytest.raises(StateLost, match="damaged"):
         Store(folder, run())
+
+
+def test_the_ranks_have_tunables_beside_those_of_the_driver_and_none_that_is_empty() -> None:
+    alone, beside = (
+        rank_environment(environ)["GLIBC_TUNABLES"].split(":")
+        for environ in ({}, {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"})
+    )
+
+    assert alone == ["glibc.cpu.x86_non_temporal_threshold=0x40000"]
+    assert beside == [*alone, "glibc.malloc.tcache_count=7"]
