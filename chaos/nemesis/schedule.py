@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SPREAD = 0.5  # how far, as a part of it, a fault's length is drawn from its usual one
 _WIDE = 8.0  # and of a node: as a factor, since `node_timeout`, from which it matters, is unknown
+_LAST = 0.999999  # the greatest draw below 1, which rounding may reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ class Schedule:
                     at=math.floor(at * 1000) / 1000,  # rounded up it might come after the end
                     fault=pattern.fault,
                     target=target,
-                    draw=round(chance.random(), 6),
+                    draw=min(round(chance.random(), 6), _LAST),
                     point=point,
                     seconds=round(length, 3),
                 )

@@ -100,6 +100,12 @@ def test_a_fault_of_a_gpu_is_refused_where_there_is_none() -> None:
         Chaos(faults=("kill", "cuda_error"))
 
 
+def test_a_draw_that_rounds_to_one_is_the_last_below_it() -> None:
+    plan = Chaos(seed=71, duration=9_000.0, rate=1.0)
+
+    assert max(each.draw for each in plan.planned) == 0.999999
+
+
 def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
     schedule = Schedule.from_json('[{"at": 1, "fault": "kill", "target": 1}]')
 
