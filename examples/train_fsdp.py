@@ -88,12 +88,12 @@ def train(options: argparse.Namespace, text: bytes, kills: int) -> dict[str, Any
     losses, killed, used = list[float](), list[tuple[int, float]](), Counter[int]()
 
     def kill(step: int) -> None:
-        while True:  # a rank that is being replaced just now has no process
+        while not (run.executor.exit_reason or step in dict(killed)):  # some may have no process
             pid = run.executor.ranks[chance.randrange(options.ranks)].pid
             with contextlib.suppress(ProcessLookupError):
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)
-                    return killed.append((step, time.monotonic()))
+                    killed.append((step, time.monotonic()))
 
     given: dict[str, Any] = {"args": (text,), "seed": options.seed, "sharded": True}
     timers = list[threading.Timer]()

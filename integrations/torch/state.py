@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -102,6 +102,9 @@ class State:
         if isinstance(value, DistributedDataParallel):
             raise HiddenState(name, "DistributedDataParallel", "give the module that it wraps")
         if isinstance(value, torch.nn.Module):
+            parts = cast("Iterator[Any]", value.modules())
+            if any(isinstance(part, FullyShardedDataParallel) for part in parts):
+                raise TrainingError(f"{name} is FullyShardedDataParallel: use fully_shard, FSDP2")
             self.modules[name] = value
         elif isinstance(value, torch.optim.Optimizer):
             kind: Any = type(value)
@@ -322,6 +325,8 @@ class State:
     def checksums(self) -> dict[str, int]:
         """Return a checksum of each object, from a sample of its large tensors."""
         kept = {**self.modules, **self.optimizers, **self.others}
+        for optimizer in self.optimizers.values():
+            _states_of(optimizer)  # which names what cannot be kept
         found = {name: _checksum_of(each.state_dict()) for name, each in kept.items()}
         return found | {name: checksum(each) for name, each in self._of_optimizers.items()}
 
@@ -462,6 +467,9 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
         raise WrongDevice(name, "meta", "one with memory")
     if tensor.layout is not torch.strided:
         raise TrainingError(f"{name} is {tensor.layout}, which cannot be kept: make it dense")
+    if _has_no_memory(tensor):
+        kind = type(local_of(tensor)).__qualname__
+        raise TrainingError(f"{name} is a {kind}, which cannot be kept: use plain tensors")
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         msg = f"{name} is quantized, or a conjugate or negative view, which cannot be kept"
         raise TrainingError(msg)
@@ -470,6 +478,11 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
     ):
         msg = f"{name} is expanded, so that elements share memory: give its clone() to the module"
         raise TrainingError(msg)
+
+
+def _has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is of a class of its own, whose elements may be in other tensors, or nowhere."""
+    return type(local_of(tensor)) is not torch.Tensor
 
 
 def _plain_of(value: Any) -> Any:
@@ -508,10 +521,16 @@ def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     known = set(parameters)
     for each in parameters:
         for key, value in optimizer.state.get(each, {}).items():
+            odd = ""
             if isinstance(value, DTensor) and value.shape != each.shape:
-                kind = type(optimizer).__qualname__
-                msg = f"{kind} has {key!r}, a DTensor of another shape than its parameter"
-                raise TrainingError(f"{msg}, which cannot be kept: use another optimizer")
+                odd = "a DTensor of another shape than its parameter"
+            elif isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                odd = f"which is {value.layout}"
+            elif isinstance(value, torch.Tensor) and _has_no_memory(value):
+                odd = f"a {type(local_of(value)).__qualname__}"
+            if odd:
+                msg = f"{type(optimizer).__qualname__} has {key!r}, {odd}, which cannot be kept"
+                raise TrainingError(f"{msg}: use another optimizer")
     return {
         "kind": type(optimizer).__qualname__,
         "sizes": [len(group["params"]) for group in optimizer.param_groups],

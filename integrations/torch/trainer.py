@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from phalanx.actors import WorkerActor, method
@@ -127,7 +127,8 @@ class Trainer(WorkerActor):
     def join(self, ctx: WorkerContext) -> None:
         """Run whenever an epoch has been joined and the state is whole: wrap the model here.
 
-        Torch is seeded alike on all ranks.
+        It runs again after each death, at whatever step: no step may depend on what it takes from
+        parameters or ``state.step``. Torch is seeded alike on all ranks.
         """
 
     def train_step(self, step: int) -> Any:
@@ -250,11 +251,10 @@ class Trainer(WorkerActor):
         self.state.check_device(ctx.device)
         if not self.plan.sharded:
             self.state.check_replicated()
-        others = self.state.others.values()
-        is_scaled = any(isinstance(o, torch.amp.GradScaler) and o.is_enabled() for o in others)
-        if is_scaled and type(self).apply is Trainer.apply:
-            msg = "a GradScaler needs an apply() with scaler.step(optimizer) and scaler.update()"
-            raise TrainingError(msg)
+        if type(self).apply is Trainer.apply:
+            for each in (*self.state.optimizers.values(), *self.state.others.values()):
+                if remedy := _apply_for(each):
+                    raise TrainingError(f"a {type(each).__qualname__} needs {remedy}")
 
     def _resume(self, ctx: WorkerContext, *, whole: bool) -> tuple[Source, int]:
         """Have the state that all ranks go on from."""
@@ -361,15 +361,18 @@ class Trainer(WorkerActor):
 
     def _wrap(self) -> None:
         state = self.state
-        before = state.names()
+        before, had = state.names(), state.refresh()
         seed_step(self.plan.seed, 0, 0, state.generators.values())
         with state.as_built():
             self.join(self.ctx)
-        state.refresh()
+        has = state.refresh()
         if changed := {*before} ^ {*state.names()}:
             msg = (
                 f"join() adds or renames {min(changed)}, when the state is there: do it in build()"
             )
+            raise TrainingError(msg)
+        if replaced := [name for name, each in has.items() if each is not had[name]]:
+            msg = f"join() replaces {replaced[0]}, which an optimizer may have: do it in build()"
             raise TrainingError(msg)
         self._check_hidden()
         for wrapped in self._new_replicas:
@@ -433,6 +436,19 @@ class Trainer(WorkerActor):
                 error = TrainingError(msg + "all ranks, or build the run with sharded=True")
                 self.ctx.emit(error)
                 raise error
+
+
+def _apply_for(value: object) -> str:
+    """Return what takes the place of the default `apply` for an object in `State`, if it must."""
+    match value:
+        case torch.amp.GradScaler() if value.is_enabled():
+            return "an apply() with scaler.step(optimizer) and scaler.update()"
+        case ReduceLROnPlateau():
+            return "an apply() with its step(loss), the same loss on all ranks"
+        case torch.optim.LBFGS():
+            return "a train_step with its step(closure), and an empty apply()"
+        case _:
+            return ""
 
 
 def _make_deterministic(threads: int) -> None:

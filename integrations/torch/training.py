@@ -14,6 +14,7 @@ from phalanx.supervision import (
     ExecutorClosed,
     Intensity,
     SpecError,
+    StartFailed,
     Strategy,
     WorkerDied,
     check_choice,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _T = TypeVar("_T", bound=Trainer)
+_STARTS = 4  # until a run is there; a rank may die in all but one
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x40000"
@@ -68,7 +70,7 @@ class Training(Generic[_T]):
         seed: Of samples and random numbers.
         every: Steps from one state in the buffers to the next; the steps since then are done again
             where no survivor has a whole state. None takes 1, or 10 where the state is replicated
-            and survivors are kept: then the buffers are needed only if all ranks die at once.
+            and survivors are kept: then the buffers are needed only if no rank has the state.
         folder: Where the buffers are, for a run that outlives its driver: a new `Training` with the
             same folder goes on. None keeps them in memory.
         sharded: Whether the state of each rank is its own (FSDP2, tensor parallel), or equal on all
@@ -92,7 +94,8 @@ class Training(Generic[_T]):
     Raises:
         WorldSizeChanged, SpecError, NoRoom, StateLost: nothing was started; see
             `docs/tutorials/training.md`.
-        StartFailed: a rank could not be built; its ``__cause__`` says why.
+        StartFailed: a rank could not be built; its ``__cause__`` is what it raised. One that dies
+            before all are there is started again, with the others, three times at most.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class Training(Generic[_T]):
             text = "the ranks and their buffers are on this machine: leave it out"
             raise SpecError("cluster", executor["cluster"], text)
         if every is None:
-            every = 10 if policy.survivors == "keep" and not sharded else 1
+            every = 10 if policy.survivors == "keep" and not sharded and ranks > 1 else 1
         check_count("every", every)
         run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
         self.resumed: list[Resumed] = []
@@ -157,20 +160,23 @@ class Training(Generic[_T]):
         try:
             launch = executor.pop("launch", None) or Launch(preload=_PRELOAD)
             launch = group_of("launch", Launch, launch, short="method")
-            self.executor: Executor[_T] = Executor(
-                trainer,
-                ranks,
-                args=(plan, *args),
-                kwargs=kwargs,
-                policy=policy,
-                launch=replace(launch, env={**rank_environment(os.environ), **launch.env}),
-                **executor,
-            )
+            launch = replace(launch, env={**rank_environment(os.environ), **launch.env})
+            given = {"kwargs": kwargs, "policy": policy, "launch": launch, **executor}
+            self.executor = self._start(ranks, (plan, *args), given)
             self.executor.subscribe(self._note)
             self.step: int = self._call("position")
         except BaseException:
             self.close()
             raise
+
+    def _start(self, ranks: int, args: tuple[Any, ...], given: dict[str, Any]) -> Executor[_T]:
+        for left in reversed(range(_STARTS)):
+            try:
+                return Executor(self._trainer, ranks, args=args, **given)
+            except StartFailed as error:
+                if error.__cause__ is not None or not left:
+                    raise
+        raise AssertionError
 
     def __enter__(self) -> Self:
         return self

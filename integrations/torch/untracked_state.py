@@ -6,6 +6,7 @@ Objects that always change are found by their type; values, by what steps do to 
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dis
 import gc
@@ -33,6 +34,7 @@ from types import (
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
 
@@ -160,9 +162,11 @@ def _digest_of(value: object) -> object:
     kind, row, numpy = type(value), cast("Any", value), sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return value
-    if numpy is not None and kind is numpy.ndarray and not row.dtype.hasobject:
-        sample = row.flat[:: row.size // _SAMPLE | 1]
+    if numpy is not None and isinstance(value, numpy.ndarray) and not row.dtype.hasobject:
+        sample = numpy.asarray(row).flat[:: row.size // _SAMPLE | 1]
         return row.shape, row.dtype, zlib.crc32(sample.tobytes())
+    if isinstance(value, (bytearray, array.array)):
+        return kind, len(row), zlib.crc32(memoryview(row)[:: len(row) // _SAMPLE | 1].tobytes())
     if isinstance(value, (list, tuple, deque)) and len(row) >= _LONG:
         sample = itertools.islice(row, 0, None, len(row) // _LONG | 1)
         return kind, [*map(id, sample)], len(row)
@@ -204,12 +208,15 @@ def _walk(
     owner: Any, kept: Iterable[Any], allowed: Iterable[str]
 ) -> Iterator[tuple[str, Any, bool]]:
     """Yield name, value, and whether it is the user's own variable, also of plain values."""
-    home, left_out = _home_of(owner.__class__), set(allowed)
+    home, left_out, kept = _home_of(owner.__class__), set(allowed), [*kept]
     known = {id(each) for each in kept}
     seen: set[int] = set()
     have_instances: set[type] = set()  # what such a class has is found with them
     classes: list[tuple[str, Any, bool]] = []  # looked at last
-    rest: list[tuple[str, Any, bool]] = [("", owner, True)]
+    looked_into = (torch.nn.Module, Optimizer, LRScheduler)  # though it is kept
+    roots = (each for each in kept if isinstance(each, looked_into))
+    rest: list[tuple[str, Any, bool]] = [(type(each).__qualname__, each, True) for each in roots]
+    rest.append(("", owner, True))
     while rest or classes:
         before, value, is_users = rest.pop() if rest else classes.pop()
         is_plain = isinstance(value, _PLAIN)
@@ -226,7 +233,7 @@ def _walk(
         seen.add(id(value))
         if before and (is_plain or id(value) not in known):
             yield before, value, is_users
-        elif before and not isinstance(value, torch.nn.Module):
+        elif before and not isinstance(value, looked_into):
             continue
         if not is_plain:
             rest.extend(_parts_of(before, value, home, is_users=is_users))
@@ -267,6 +274,8 @@ def _parts_of(
     elif isinstance(value, partial):
         parts = (value.func, *value.args, *value.keywords.values())
         yield from ((name, each, is_users) for each in parts)
+    elif isinstance(value, (Optimizer, LRScheduler)):
+        yield from _parts_of_optimizer(name, value, home)
     elif isinstance(value, (torch.nn.Module, SimpleNamespace)) or (
         any(_is_users(str(base.__module__), home) for base in type(value).__mro__)
     ):
@@ -276,6 +285,28 @@ def _parts_of(
         dot = f"{name}." if name else ""
         for key, each in _attributes(value, home).items():
             yield f"{dot}{key}", each, is_users and key not in _OF_MODULES
+
+
+def _parts_of_optimizer(name: str, value: Any, home: str) -> Iterator[tuple[str, object, bool]]:
+    """Yield what an optimizer or a scheduler has and its ``state_dict`` has not."""
+    if isinstance(value, Optimizer):
+        for key in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            yield from ((name, each, False) for each in vars(value)[key].values())
+        if any(_is_users(str(base.__module__), home) for base in type(value).__mro__):
+            for key, each in _attributes(value, home).items():
+                # An optimizer in it may have the same state: whether it has is seen at its step.
+                if key not in _of_optimizers() and not isinstance(each, Optimizer):
+                    yield f"{name}.{key}", each, True
+    for each in getattr(value, "lr_lambdas", ()):
+        if isinstance(each, (FunctionType, MethodType, partial)):  # of an object it has the rest
+            yield name, each, False
+
+
+@cache
+def _of_optimizers() -> frozenset[str]:
+    """Return the names that torch gives attributes of optimizers."""
+    known = vars(torch.optim.SGD([torch.zeros(1)]))
+    return frozenset({*known, "step", "_opt_called", "_step_count", "_params", "_numel_cache"})
 
 
 def _attributes(value: Any, home: str) -> dict[str, object]:
@@ -298,7 +329,10 @@ def _attributes(value: Any, home: str) -> dict[str, object]:
     if isinstance(value, torch.nn.Module):
         found |= cast("dict[str, object]", found.pop("_modules", {}))
         for tensors in ("_parameters", "_buffers"):
-            found.pop(tensors, None)
+            for key, tensor in cast("dict[str, Any]", found.pop(tensors, {})).items():
+                for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                    if of_tensor := getattr(tensor, hooks, None):
+                        found[key] = [*of_tensor.values()]
     return found
 
 
@@ -375,5 +409,5 @@ def _check_drawn(name: str, value: object) -> None:
         remedy = f"{_GIVE}, or {_SEEDED}" if isinstance(value, torch.Generator) else _SEEDED
         raise HiddenState(name, type(cast("Any", value)).__qualname__, remedy)
     is_scaler = isinstance(value, torch.amp.GradScaler) and value.is_enabled()
-    if is_scaler or isinstance(value, (torch.optim.Optimizer, LRScheduler)):
+    if is_scaler or isinstance(value, (Optimizer, LRScheduler)):
         raise HiddenState(name, type(cast("Any", value)).__qualname__, _GIVE)

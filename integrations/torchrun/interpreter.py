@@ -18,6 +18,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -146,6 +147,7 @@ def _become_fresh() -> None:
     """Undo what a worker has changed that a program may see."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    tempfile.tempdir = None  # it may set TMPDIR
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old: Any = getattr(sys, name)
         old.flush()

@@ -241,6 +241,42 @@ class Unfreezing(Replicated):
         return super().train_step(step)
 
 
+class Plateau(Replicated):
+    """Leaves a schedule that wants a loss to the default `apply`."""
+
+    def build(self, ctx: WorkerContext) -> State:
+        state = super().build(ctx)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(state.optimizers["optimizer"])
+        return State(model=self.model, plateau=plateau, **state.optimizers)
+
+
+class Minimizing(Replicated):
+    """Leaves an optimizer that wants a closure to the default `apply`."""
+
+    def build(self, ctx: WorkerContext) -> State:
+        super().build(ctx)
+        return State(model=self.model, optimizer=torch.optim.LBFGS(self.model.parameters()))
+
+
+class Replacing(Replicated):
+    """Puts another parameter in place of one when the optimizer is there."""
+
+    def wrap(self) -> None:
+        self.model[1].weight = nn.Parameter(self.model[1].weight.detach().clone())
+        super().wrap()
+
+
+class Dying(Replicated):
+    """Dies in its first start."""
+
+    def build(self, ctx: WorkerContext) -> State:
+        mark = Path(self._marks) / f"built {ctx.rank}"
+        if ctx.rank == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().build(ctx)
+
+
 class TwoInOne(torch.optim.SGD):
     """Has an optimizer with a state of its own in itself."""
 

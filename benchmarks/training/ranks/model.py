@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sysconfig
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +55,13 @@ def samples_of(step: int, rank: int, ranks: int) -> list[int]:
     return [(first + i) * _STRIDE % _SAMPLES + 1 for i in range(BATCH)]
 
 
+@cache
+def _text() -> torch.Tensor:
+    """Return the reference of the language, as Python has it for ``help``."""
+    path = Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py")
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
 def all_reduce(tensor: torch.Tensor) -> None:
     """Add it up over the ranks."""
     _dist.all_reduce(tensor)
@@ -68,7 +78,7 @@ def learn(
 ) -> tuple[list[int], bool]:
     """Compute the gradients; return the samples of all ranks, and whether any has *stop*."""
     chosen = samples_of(step, rank, ranks)
-    text = (torch.tensor(chosen)[:, None] * 31 + torch.arange(LENGTH + 1) * 7) % 256
+    text = _text()[torch.tensor(chosen)[:, None] + torch.arange(LENGTH + 1)].long()
     logits = net(text[:, :-1]).flatten(0, 1)
     torch.autograd.backward(nn.functional.cross_entropy(logits, text[:, 1:].flatten()))
     used = torch.zeros(ranks * BATCH + 1, dtype=torch.int64)

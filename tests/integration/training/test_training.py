@@ -26,6 +26,7 @@ from tests.support.training_workers import (
     Broadcasting,
     Compressing,
     Counting,
+    Dying,
     Evaluating,
     FailingBackward,
     FailingShards,
@@ -37,11 +38,14 @@ from tests.support.training_workers import (
     Late,
     Lazy,
     Meeting,
+    Minimizing,
     Mixing,
     Nesting,
     Outside,
     Paired,
+    Plateau,
     Renaming,
+    Replacing,
     Replicated,
     Reshuffling,
     Scaling,
@@ -299,6 +303,21 @@ def test_sets_have_one_order_in_all_processes_of_a_run(launch: Any) -> None:
         assert run.executor.collective_rpc(lambda _: hash("phalanx")) == [expected]
 
 
+def test_a_death_in_the_first_start_does_not_end_the_run(tmp_path: Path) -> None:
+    digest, _, run = train(Dying, 2, marks=tmp_path)
+
+    assert (tmp_path / "built 1").exists()
+    assert digest == undisturbed(Replicated, 2)[0]
+    assert run.resumed[0].source == "new"
+
+
+def test_one_rank_alone_has_at_most_one_step_done_again(tmp_path: Path) -> None:
+    digest, _, run = train(Replicated, 1, faults=[(0, 6, "begin")], marks=tmp_path)
+
+    assert digest == undisturbed(Replicated, 1)[0]
+    assert run.resumed[-1].redone == 1
+
+
 @pytest.mark.parametrize(
     ("trainer", "error", "told"),
     [
@@ -310,6 +329,9 @@ def test_sets_have_one_order_in_all_processes_of_a_run(launch: Any) -> None:
         (Renaming, TrainingError, "join() adds or renames model.1"),
         (Stateless, TrainingError, "build() returned dict: return a State(...)"),
         (Scaling, TrainingError, "a GradScaler needs an apply() with scaler.step(optimizer)"),
+        (Plateau, TrainingError, "a ReduceLROnPlateau needs an apply() with its step(loss)"),
+        (Minimizing, TrainingError, "a LBFGS needs a train_step with its step(closure)"),
+        (Replacing, TrainingError, "join() replaces model.1.weight"),
     ],
 )
 def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(

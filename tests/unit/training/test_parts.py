@@ -723,6 +723,99 @@ def test_a_value_that_a_step_changes_is_refused_by_name(
     look(*rest, name).check_since(made)
 
 
+class Warming(torch.optim.SGD):
+    """Has a state that its ``state_dict`` has not."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        self.count, self.rows = 0, bytearray(4)
+
+    def step(self, closure: Any = None) -> Any:
+        whole: Any = super()
+        return whole.step(closure)
+
+
+def counting(box: list[int]) -> Any:
+    def call(*_: Any) -> float:
+        box[0] += 1
+        return 1.0
+
+    return call
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("what", ["count", "rows", "hook", "schedule", "gradient"])
+def test_what_is_beside_the_state_of_an_optimizer_may_not_change(
+    what: str, *, is_named: bool
+) -> None:
+    model, calls = nn.Linear(1, 1), [0]
+    optimizer = Warming(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, counting(calls if what == "schedule" else [0])
+    )
+    if what == "hook":
+        optimizer.register_step_post_hook(counting(calls))
+    if what == "gradient":
+        model.weight.register_hook(counting(calls))
+    state = State(model=model, optimizer=optimizer, schedule=schedule)
+    trainer = SimpleNamespace(**({"o": optimizer, "s": schedule} if is_named else {}))
+
+    def look() -> Untouched:
+        kept = (state, model, optimizer, schedule)
+        return check_attributes(trainer, kept, (), state.tensors())
+
+    before = look()
+    if what != "hook":
+        optimizer.step()
+    look().check_since(before)
+    calls[0] += 1
+    optimizer.count += what == "count"
+    optimizer.rows[3] = what == "rows"
+    with pytest.raises(HiddenState, match="is a value that a step changed"):
+        look().check_since(before)
+
+
+class Wrapping(torch.Tensor):
+    """Has its elements in another tensor."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
+        return cls(torch.zeros(2)) if "detach" in str(func) else NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (Wrapping(torch.zeros(2)), "SGD has 'odd', a Wrapping, which cannot be kept"),
+        (torch.zeros(2).to_sparse(), "SGD has 'odd', which is torch.sparse_coo"),
+    ],
+)
+def test_what_an_optimizer_has_that_cannot_be_copied_is_refused_by_name(
+    value: torch.Tensor, told: str
+) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = State(model=model, optimizer=optimizer)
+    optimizer.state[model.weight]["odd"] = value
+
+    for look in (state.checksums, state.packed, state.digest):
+        with pytest.raises(TrainingError, match=told):
+            look()
+
+
+def test_a_parameter_without_memory_of_its_own_is_refused_by_name() -> None:
+    model = nn.Linear(1, 1)
+    model.register_buffer("wrapped", Wrapping(torch.zeros(2)))
+
+    with pytest.raises(TrainingError, match=r"model\.wrapped is a Wrapping, which cannot be kept"):
+        State(model=model)
+
+
 def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:
     model, teacher = nn.Linear(2, 2), nn.BatchNorm1d(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
