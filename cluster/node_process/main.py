@@ -70,7 +70,7 @@ _REACH = 5.0  # seconds for a connection, after which the node reports that it h
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
 _LINK_LEASES = 2.5  # leases without a message on the first link; after a cut TCP takes up to two
 _SPARSE = 4  # of so many beats one goes out on a link without answers: it delays the fence
-_HANDSHAKE = 15  # beats until a connection that is there, and is not open, is tried anew
+_HANDSHAKE = 15  # beats, and four round trips, until a connection without answers is made anew
 
 
 def main() -> None:
@@ -99,9 +99,10 @@ class NodeProcess:
         self._link.connect()
         with contextlib.suppress(BrokenPipeError):  # if it has gone, that is noticed next
             starter.send(encode(NodeKey(number=order.number, key=self._link.public))[0])
-        # For beats alone, while the first one is silent.
+        # For beats alone, while the first one is silent: it is there by then, and has no backlog.
         self._second = self._link.another()
-        self._tried = 0  # beats for which it was to connect
+        self._second_at = 0.0  # when it began to connect, or has brought an answer
+        self._tried = 0  # beats that it was needed for
         self._last_received_at = 0.0  # on the first one, or when it was to be
         self._lease: Lease | None = None  # from the greeting on
         self._beat_at = 0.0
@@ -141,15 +142,15 @@ class NodeProcess:
             while (message := self._link.receive()) is not None:
                 self._obey(message, now)
                 self._last_received_at = now
-                if self._tried and self._lease and not self._lease.is_quiet(now):
-                    self._second.renew()
+                if self._lease and not self._lease.is_quiet(now):
                     self._tried = 0
             was_open = self._second.state is LinkState.OPEN
             self._second.look()
-            if self._second.state is LinkState.OPEN and not was_open:
+            if self._tried and self._second.state is LinkState.OPEN and not was_open:
                 self._beat_at = now  # there may not be much left of the lease
             while (message := self._second.receive()) is not None:
                 self._obey(message, now)
+                self._second_at = now
             if self._lease is None:
                 self._join(now)
             elif self._lease.is_over(now):
@@ -225,6 +226,8 @@ class NodeProcess:
             self._last_received_at = now
             self._launcher.keep_until(self._lease.until)
             self._beat_at = now
+            self._second.connect()
+            self._second_at = now
         elif now >= self._join_until:
             why = "does not admit the key of this node" if self._is_refused else "was not reached"
             raise NodeRefused(
@@ -251,21 +254,27 @@ class NodeProcess:
             beat, is_quiet = Beat(number=self._lease.beat(now)), self._lease.is_quiet(now)
             if not is_quiet or self._tried % _SPARSE == 0:
                 self._link.send(beat)
-            if self._second.state is LinkState.OPEN:
-                self._second.send(beat)
             if is_quiet:
-                self._try_again()
+                self._try_second(beat, now)
             self._ranks.look()
 
-    def _try_again(self) -> None:
-        """Have the second link connect, anew unless that is about to succeed.
+    def _try_second(self, beat: Beat, now: float) -> None:
+        """Send *beat* on the second link; have that connect anew if it is of no use.
 
         After a cut TCP may be silent for as long again as that has lasted: longer than the lease.
         """
-        is_over = self._second.state is LinkState.ENDED or not self._second.address
-        if is_over or not self._tried % _HANDSHAKE:
+        if self._second.state is LinkState.OPEN:
+            self._second.send(beat)
+            if not self._tried:
+                self._second_at = now  # until now it had nothing to answer
+        assert self._lease is not None
+        patience = 2 * self._lease.round_trip
+        if self._second.state is not LinkState.ENDED and self._second.address:
+            patience = 2 * patience + _HANDSHAKE * self._order.lease / BEATS_PER_LEASE
+        if now >= self._second_at + patience:
             self._second.renew()
             self._second.connect()
+            self._second_at = now
         self._tried += 1
 
     def _obey(self, message: Message, now: float) -> None:

@@ -43,10 +43,12 @@ class Lease:
 
     Attributes:
         until: When it ends, unless a later beat is answered before.
+        round_trip: Seconds from the sending of the last answered beat to its answer; 0 before.
     """
 
     def __init__(self, now: float, duration: float) -> None:
         self.until = now + duration
+        self.round_trip = 0.0
         self._duration = duration
         self._number = 0
         self._sent: dict[int, float] = {}  # beats without an answer: when they were sent
@@ -67,6 +69,7 @@ class Lease:
         sent = self._sent.get(number)
         if sent is not None:
             self.until = max(self.until, sent + self._duration)
+            self.round_trip = now - sent
             self._sent = {late: at for late, at in self._sent.items() if late > number}
         return True
 

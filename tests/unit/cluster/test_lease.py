@@ -44,6 +44,17 @@ def test_a_lease_is_quiet_once_a_fifth_of_it_has_passed_without_an_answer() -> N
     assert lease.is_quiet(4.0)
 
 
+def test_the_round_trip_is_that_of_the_last_answered_beat() -> None:
+    lease = Lease(0.0, LEASE)
+    first, second = lease.beat(1.0), lease.beat(2.0)
+    assert lease.round_trip == 0.0
+
+    lease.answered(second, 2.5)
+    lease.answered(first, 4.0)
+
+    assert lease.round_trip == 0.5
+
+
 class World:
     """One node and its driver, with the network between them.
 
