@@ -262,7 +262,8 @@ class Replacing(Replicated):
     """Puts another parameter in place of one when the optimizer is there."""
 
     def wrap(self) -> None:
-        self.model[1].weight = nn.Parameter(self.model[1].weight.detach().clone())
+        part: Any = self.model[1]
+        part.weight = nn.Parameter(part.weight.detach().clone())
         super().wrap()
 
 

@@ -756,7 +756,8 @@ def test_what_is_beside_the_state_of_an_optimizer_may_not_change(
     if what == "hook":
         optimizer.register_step_post_hook(counting(calls))
     if what == "gradient":
-        model.weight.register_hook(counting(calls))
+        weight: Any = model.weight
+        weight.register_hook(counting(calls))
     state = State(model=model, optimizer=optimizer, schedule=schedule)
     trainer = SimpleNamespace(**({"o": optimizer, "s": schedule} if is_named else {}))
 
