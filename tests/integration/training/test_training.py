@@ -214,7 +214,7 @@ def test_a_digest_and_a_call_are_of_the_last_step_though_all_go_back_to_the_buff
 def test_steps_that_are_done_again_have_a_limit_each() -> None:
     policy = RestartPolicy(survivors="keep", intensity=Intensity(1, 60.0))
     with Training(
-        Working, 1, args=([], ""), threads=1, policy=policy, limits=Limits(hang=1.0)
+        Working, 1, args=([], ""), threads=1, every=9, policy=policy, limits=Limits(hang=1.0)
     ) as run:
         list(run.steps(5))
         pid = run.executor.ranks[0].pid
