@@ -244,6 +244,8 @@ class Unfreezing(Replicated):
 class Plateau(Replicated):
     """Leaves a schedule that wants a loss to the default `apply`."""
 
+    apply = Trainer.apply
+
     def build(self, ctx: WorkerContext) -> State:
         state = super().build(ctx)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(state.optimizers["optimizer"])
@@ -252,6 +254,8 @@ class Plateau(Replicated):
 
 class Minimizing(Replicated):
     """Leaves an optimizer that wants a closure to the default `apply`."""
+
+    apply = Trainer.apply
 
     def build(self, ctx: WorkerContext) -> State:
         super().build(ctx)
