@@ -366,13 +366,13 @@ class Trainer(WorkerActor):
         with state.as_built():
             self.join(self.ctx)
         has = state.refresh()
+        if replaced := [name for name, each in had.items() if has.get(name, each) is not each]:
+            msg = f"join() replaces {replaced[0]}, which an optimizer may have: do it in build()"
+            raise TrainingError(msg)
         if changed := {*before} ^ {*state.names()}:
             msg = (
                 f"join() adds or renames {min(changed)}, when the state is there: do it in build()"
             )
-            raise TrainingError(msg)
-        if replaced := [name for name, each in has.items() if each is not had[name]]:
-            msg = f"join() replaces {replaced[0]}, which an optimizer may have: do it in build()"
             raise TrainingError(msg)
         self._check_hidden()
         for wrapped in self._new_replicas:
