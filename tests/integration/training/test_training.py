@@ -360,7 +360,7 @@ def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
 def test_what_a_step_may_not_do_is_refused_before_the_step_counts(
     trainer: type[Trainer], ranks: int, done: int, told: str
 ) -> None:
-    with Training(trainer, ranks, threads=1) as run:
+    with Training(trainer, ranks, threads=1, every=10) as run:
         for _ in range(2):
             with pytest.raises(TrainingError, match=told):
                 list(run.steps(STEPS))
