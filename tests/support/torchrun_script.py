@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -56,6 +57,10 @@ def everything(folder: str) -> None:
     found: dict[str, object] = {"argv": sys.argv, "main": __name__, "file": __file__}
     found["environ"] = {key: value for key, value in os.environ.items() if "PHALANX" not in key}
     found["orig_argv"] = sys.orig_argv[:-1]
+    before = os.environ.get("TMPDIR", "/tmp")
+    os.environ["TMPDIR"] = "/var/tmp"
+    found["temporary"] = tempfile.gettempdir()
+    os.environ["TMPDIR"], tempfile.tempdir = before, None
     found["stdin"] = str(Path("/proc/self/fd/0").readlink())
     found["path"] = sys.path[0]
     found["builtins"] = str(type(__builtins__))
