@@ -19,6 +19,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError
 
 from .terminal import add_page, reader_may_leave, whatever_the_encoding
@@ -72,7 +73,8 @@ def _run(words: Sequence[str]) -> int:
     try:
         code: int = _module(parsed.subcommand).run(parsed)
     except PhalanxError as error:
-        print(f"phalanx {parsed.subcommand}: {error}", file=sys.stderr)
+        told = f"phalanx {parsed.subcommand}: {error}".splitlines()
+        print(*map(safe_text, told), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, CallerError) else 1
     return code
 

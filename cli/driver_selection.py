@@ -51,10 +51,13 @@ def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
 
 
 def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
-    """Return the one of *drivers* whose pid or name is *wanted*, or the only one."""
+    """Return the one of *drivers* whose pid or name is *wanted*, or the only one.
+
+    Of several in one process it is the newest.
+    """
     found = [one for one in drivers if not wanted or wanted in (str(one.pid), one.name)]
-    if len(found) == 1:
-        return found[0]
+    if len({one.pid for one in found}) == 1:
+        return found[-1]
     named = ", ".join(f"{one.pid} ({one.name})" if one.name else str(one.pid) for one in drivers)
     there = f"running: {named}" if drivers else _NONE
     raise SpecError("driver", wanted, there if not found else f"name one by its pid; {there}")

@@ -60,7 +60,7 @@ def is_wanted(record: dict[str, Any], arguments: argparse.Namespace) -> bool:
     """Return whether *record* matches the options."""
     if arguments.kind is not None and record["kind"] != arguments.kind:
         return False
-    about = record.get("report") or record
+    about = record if record["kind"] == "log" else record.get("report", record)
     for key in ("group", "rank"):
         value = getattr(arguments, key)
         if value is not None and about.get(key) != value:

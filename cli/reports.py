@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import ReportFolder, read_report, safe_text
+from phalanx.runtime import REPORT_VARIABLE, ReportFolder, read_report, safe_text
 from phalanx.supervision import ExitKind, SpecError
 
 from .terminal import add_page, rank_number, reader_may_leave
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import CrashReport, ReportFile
 
-_VARIABLE = "PHALANX_REPORT_DIR"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HEAD = ("WHEN", "CHILD", "RANK", "#", "REASON", "IN CALL", "THEN", "FILE")
 _LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed, shown = add_page(actions, "list", _list), add_page(actions, "show", _show)
     shown.add_argument("file", metavar="FILE|latest", help="a path, a FILE of the list, or latest")
     for each in (listed, shown):
-        folder = f"the folder of the reports; without it, the one that {_VARIABLE} names"
+        folder = f"the folder of the reports; without it, the one that {REPORT_VARIABLE} names"
         each.add_argument("directory", nargs="?", metavar="DIR", help=folder)
         each.add_argument("--json", action="store_true", help="print whole reports as JSON")
     add = listed.add_argument
@@ -128,8 +127,8 @@ def _chosen(name: str, directory: str | None) -> CrashReport:
             raise SpecError("directory", str(folder.path), "has no crash reports")
         return newest[1]
     path = Path(name)
-    if not path.exists() and path.name == name:
-        path = Path(directory or os.environ.get(_VARIABLE, "")) / name
+    if path.name == name and not os.path.exists(name):  # noqa: PTH110  # raises nothing
+        path = _folder(directory).path / name
     file = read_report(path)
     if file.report is None:
         raise SpecError("file", str(path), file.problem)
@@ -137,16 +136,16 @@ def _chosen(name: str, directory: str | None) -> CrashReport:
 
 
 def _folder(given: str | None) -> ReportFolder:
-    named = given or os.environ.get(_VARIABLE, "")
+    named = given or os.environ.get(REPORT_VARIABLE, "")
     if not named:
-        raise SpecError("directory", "", f"name the folder of the reports, or set {_VARIABLE}")
+        raise SpecError("directory", "", f"name the folder of the reports, or set {REPORT_VARIABLE}")
     return ReportFolder.at(named)
 
 
 def _readable(files: Iterator[ReportFile]) -> Iterator[tuple[ReportFile, CrashReport]]:
     for file in files:
         if file.report is None:
-            print(f"passed over {safe_text(str(file.path))}: {file.problem}", file=sys.stderr)
+            print(safe_text(f"passed over {file.path}: {file.problem}"), file=sys.stderr)
         else:
             yield file, file.report
 

@@ -75,6 +75,7 @@ from .observe.events import WorkerReady as WorkerReady
 from .observe.events import WorkerStarted as WorkerStarted
 from .observe.log_channel import LEVELS as LEVELS
 from .observe.log_channel import worker_logger as worker_logger
+from .observe.report_folder import REPORT_VARIABLE as REPORT_VARIABLE
 from .observe.report_folder import ReportFile as ReportFile
 from .observe.report_folder import ReportFolder as ReportFolder
 from .observe.report_folder import read_report as read_report

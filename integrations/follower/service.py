@@ -7,7 +7,9 @@ import ipaddress
 import os
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from phalanx.supervision import RuntimeFault, SpecError
 
@@ -54,13 +56,13 @@ def listen(host: Any, port: Any) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except OSError as error:  # a name that cannot be resolved is one too
-        if error.errno in _WHOSE:
+    except (OSError, UnicodeError) as error:  # also: a name that cannot be resolved, or is none
+        if isinstance(error, OSError) and error.errno in _WHOSE:
             why = os.strerror(error.errno or 0).lower()
             msg = f"port {port} of {host} cannot be had ({why}): name another, or 0 for a free one"
             raise RuntimeFault(msg) from error
         # What the socket module adds to the system's words is said here already.
-        why = str(error.strerror).partition(" (while attempting")[0]
+        why = str(getattr(error, "strerror", None) or error).partition(" (while attempting")[0]
         remedy = f"this machine has no such address ({why}); give 127.0.0.1 or 0.0.0.0"
         raise SpecError("host", host, remedy) from error
 
@@ -70,12 +72,12 @@ def is_own_name(header: str, host: str) -> bool:
 
     Else a page of another site, whose name has been pointed here, could read what is answered.
     """
-    name = header.rpartition(":")[0] or header
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return name.lower() in ("localhost", host.lower())
-    return True
+    name = ""
+    with suppress(ValueError):  # else it is no address
+        name = urlsplit(f"//{header}").hostname or ""
+        ipaddress.ip_address(name)
+        return True
+    return name in ("localhost", host.lower())
 
 
 def url_of(listener: socket.socket) -> str:

@@ -215,7 +215,7 @@ class DriverMetrics:
         """Note that there is no stream at *now*, because of *problem*; *is_alive*: but a driver."""
         self.problem, self.is_alive, self._picture, self.trees = problem, is_alive, None, []
         for group in self.groups.values():
-            group.now = None
+            group.now = group._recovery = None
             group.ended = group.ended if is_alive else ""
             group.pass_time(now, serves=False if group.ended else None)
 

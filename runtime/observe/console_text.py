@@ -76,7 +76,7 @@ def render(record: dict[str, Any], prefix: str | None = None) -> bytes:
 
 def prefix_of(record: dict[str, Any]) -> str:
     """Return the prefix of the worker that a record is about, or that of the driver."""
-    about: Any = record.get("report", record)
+    about: Any = record if record.get("kind") == "log" else record.get("report", record)
     if not isinstance(about, dict) or "group" not in about or "incarnation" not in about:
         return _DRIVER
     known = cast("dict[str, Any]", about)

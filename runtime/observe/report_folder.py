@@ -27,7 +27,7 @@ from .events import ReportNotWritten, ReportWritten
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VARIABLE: Final = "PHALANX_REPORT_DIR"
+REPORT_VARIABLE: Final = "PHALANX_REPORT_DIR"
 _OURS: Final = re.compile(r"\d{4}-\d\d-\d\dT[\w.-]+\.json")
 _TORN: Final = ".phalanx-report-"  # while it is being written
 _ABANDONED: Final = 3600.0  # seconds after which its writer is taken for dead
@@ -73,7 +73,7 @@ class ReportFolder:
             SpecError: there is no folder.
         """
         folder = cls(Path(path))
-        if not folder.path.is_dir():
+        if not os.path.isdir(folder.path):  # noqa: PTH112  # raises nothing where it may not look
             raise SpecError("directory", str(folder.path), "is not a folder")
         return folder
 
@@ -100,8 +100,8 @@ class ReportFolder:
     @classmethod
     def from_environment(cls) -> ReportFolder | None:
         """Return the folder that ``PHALANX_REPORT_DIR`` names, or None; as `of`."""
-        named = os.environ.get(VARIABLE, "")
-        return cls.of(VARIABLE, named) if named else None
+        named = os.environ.get(REPORT_VARIABLE, "")
+        return cls.of(REPORT_VARIABLE, named) if named else None
 
     def write(self, report: CrashReport, replaced: str = "") -> ReportWritten | ReportNotWritten:
         """Write *report* to a new file, or over *replaced*; an `OSError` is returned as an event.

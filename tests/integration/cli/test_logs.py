@@ -59,6 +59,8 @@ def test_a_driver_is_chosen_by_pid_by_name_or_by_being_the_only_one() -> None:
     assert choose([one], "") == one
     assert choose([one, two], "22") == two
     assert choose([one, two], "train") == one
+    assert choose([two, later := driver_at(22, "later")], "") == later  # two runtimes of a process
+    assert choose([two, later], "22") == later
     with pytest.raises(SpecError, match=r"name one by its pid; running: 11 \(train\), 22"):
         choose([one, two], "")
     with pytest.raises(SpecError, match="running: 22"):
@@ -77,6 +79,8 @@ def test_a_driver_is_chosen_by_pid_by_name_or_by_being_the_only_one() -> None:
         (["--rank", "0"], {"kind": "event", "level": "info"}, False),
         (["--rank", "2"], {"kind": "event", "level": "error", "report": {"rank": 2}}, True),
         (["--group", "tp"], {"kind": "log", "group": "dp"}, False),
+        (["--rank", "2"], {"kind": "log", "rank": 2, "report": "a user's own"}, True),
+        (["--rank", "2"], {"kind": "log", "rank": 2, "report": {"loss": 0.1}}, True),
         (["--kind", "event"], {"kind": "log", "level": "error"}, False),
     ],
 )

@@ -123,6 +123,8 @@ def test_who_names_another_site_is_told_nothing_and_who_asks_for_the_head_gets_n
         assert page.get("/", Host="evil.example")[0] == 403
         assert page.get("/state.json", Host=f"localhost:{page.port}")[0] == 200
         assert page.get("/state.json", Host=f"LOCALHOST:{page.port}")[0] == 200
+        assert page.get("/state.json", Host="[::1]")[0] == 200
+        assert page.get("/state.json", Host="[::1")[0] == 403
         assert page.get("/nothing")[0] == 404
         for path in ("/", "/state.json", "/events"):
             assert page.get(path, "HEAD") == (200, "")
@@ -170,6 +172,7 @@ def test_a_driver_that_is_stopped_is_not_shown_as_well(drive: Callable[..., Driv
         (["9" * 20], 1, f"no process {'9' * 20}"),
         (["--port", "70000"], 2, "port"),
         (["--host", "300.1.1.1"], 2, "host"),
+        (["--host", "127.0.0..1"], 2, "host"),
         (["999999999"], 1, "no process 999999999"),
     ],
 )

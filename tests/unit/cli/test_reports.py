@@ -127,7 +127,8 @@ def test_a_report_is_found_by_its_path_by_its_name_and_in_the_folder_of_the_envi
     name = listed.splitlines()[1].split()[-1]
     _, by_path, _ = told(capsys, "reports", "show", str(folder / name))
     _, by_name, _ = told(capsys, "reports", "show", name, str(folder))
-    monkeypatch.setenv("PHALANX_REPORT_DIR", str(folder))
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("PHALANX_REPORT_DIR", f"~/{folder.name}")
     _, by_environment, _ = told(capsys, "reports", "show", name)
     _, as_json, _ = told(capsys, "reports", "show", name, "--json")
 
@@ -141,6 +142,9 @@ def test_a_report_is_found_by_its_path_by_its_name_and_in_the_folder_of_the_envi
     [
         (["reports"], "set PHALANX_REPORT_DIR"),
         (["reports", "list", "{}/absent"], "absent': is not a folder"),
+        (["reports", "list", "{}/" + 300 * "x"], "x': is not a folder"),
+        (["reports", "show", 300 * "x", "{}"], "x': cannot be read: "),
+        (["reports", "show", "\x1b[2J", "{}"], "\\x1b[2J': is not there"),
         (["reports", "{}", "--since", "soon"], "--since='soon'"),
         (["reports", "{}", "--limit", "0"], "--limit=0"),
         (["reports", "show", "latest"], "set PHALANX_REPORT_DIR"),

@@ -88,6 +88,16 @@ def test_the_first_start_is_no_recovery_and_no_time_down() -> None:
     assert told.groups["g"].recoveries["total"].sum == 0.0
 
 
+def test_a_successor_does_not_end_the_recovery_of_the_driver_before_it() -> None:
+    told = metrics_of(event("group_up", 1.0), event("group_down", 10.0, cause=""))
+
+    told.end("driver 1 has closed its stream", 11.0)
+    told.begin({}, 3600.0)
+    told.take(event("group_up", 3600.0), 3600.0, 0.0)
+
+    assert told.groups["g"].recoveries["total"].sum == 0.0
+
+
 def test_service_is_counted_from_event_to_event_and_up_to_the_last_picture() -> None:
     told = metrics_of(
         event("group_up", 1.0),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.observe.console_text import render, render_lines, text_of
+from phalanx.runtime.observe.console_text import prefix_of, render, render_lines, text_of
 from phalanx.runtime.output.reader import LineSplitter
 
 
@@ -27,6 +27,12 @@ from phalanx.runtime.output.reader import LineSplitter
 )
 def test_a_line_is_shown_so_that_no_escape_reaches_the_terminal(line: bytes, shown: str) -> None:
     assert text_of(line) == shown
+
+
+def test_a_users_own_report_does_not_hide_the_worker_that_logs_it() -> None:
+    about = {"kind": "log", "group": "tp", "rank": 2, "incarnation": 1, "pid": 7, "event": "eval"}
+
+    assert prefix_of({**about, "report": {"loss": 0.1}}) == prefix_of(about) != "[driver]"
 
 
 @given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), min_size=1))
