@@ -2,8 +2,8 @@
 
 Guarantees:
 - Exit codes: 0, success; 1, a check has failed, or the request cannot be met now; 2, the
-  command line is invalid, with one line on stderr; 130, Ctrl-C.
-- Only the module of the subcommand that runs is imported.
+  command line is invalid, and stderr says how; 130, Ctrl-C.
+- Only the module of the subcommand that runs is imported; without a valid one, all are.
 - Text that the encoding of stdout lacks is escaped; stdout may be closed early (``| head``).
 
 Each subcommand is a module, of this folder or of another layer, with ``add_arguments(parser)`` and

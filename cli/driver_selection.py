@@ -38,11 +38,14 @@ def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
     """Return the driver that the user has chosen; None once all are listed, if that was the option.
 
     Raises:
-        SpecError: there is none, or more than one; the message lists them.
+        SpecError: there is none, or more than one; the message lists them. Or the list is wanted
+            with an option that it does not take.
     """
     drivers = find_drivers()
     if not arguments.list:
         return choose(drivers, arguments.driver)
+    if arguments.driver or arguments.json or getattr(arguments, "once", False):
+        raise SpecError("--list", True, "give it alone: it lists all drivers, as text")
     for driver in drivers:
         command = safe_text(procfs.command(driver.pid))[:_WIDTH]
         name = safe_text(driver.name) or "-"

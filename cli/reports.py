@@ -138,7 +138,9 @@ def _chosen(name: str, directory: str | None) -> CrashReport:
 def _folder(given: str | None) -> ReportFolder:
     named = given or os.environ.get(REPORT_VARIABLE, "")
     if not named:
-        raise SpecError("directory", "", f"name the folder of the reports, or set {REPORT_VARIABLE}")
+        raise SpecError(
+            "directory", "", f"name the folder of the reports, or set {REPORT_VARIABLE}"
+        )
     return ReportFolder.at(named)
 
 

@@ -2,7 +2,8 @@
 
 Shows the supervisors, groups and ranks of a driver from outside: running and
 served calls, memory and restarts. The status is requested once a second while
-a viewer is attached, and not otherwise. Ctrl-C ends it.
+a viewer is attached, and not otherwise. Ctrl-C ends it. Where stdout is no
+terminal, or a dumb one, it is as with --once.
 Needs the extra phalanx[cli], except with --json.
 
 Exit codes:
@@ -19,6 +20,8 @@ Examples:
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -54,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             from .top_view import follow, show
 
-            if arguments.once:
+            is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+            if arguments.once or not is_live:
                 show(driver, first_picture(observer, driver))
             else:
                 follow(driver, observer)

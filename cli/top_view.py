@@ -46,7 +46,7 @@ def show(driver: DriverStream, picture: Picture) -> None:
 
 
 def follow(driver: DriverStream, observer: Observer) -> None:
-    """Show what *driver* does until it ends."""
+    """Show what *driver* does until it ends, or closes its stream."""
     sketch, console = Sketch(), Console()
     picture: Picture | None = None
     view = draw(driver, None, (), console.width)
@@ -62,7 +62,8 @@ def follow(driver: DriverStream, observer: Observer) -> None:
             if whole is not None or time.monotonic() - drawn_at > _REFRESH:
                 live.update(draw(driver, picture, list(sketch.events), console.width), refresh=True)
                 drawn_at = time.monotonic()
-    console.print(f"driver {driver.pid} has ended", highlight=False)
+    end = "ended" if observer.has_ended else "closed its stream"
+    console.print(f"driver {driver.pid} has {end}", highlight=False)
 
 
 def draw(

@@ -158,6 +158,7 @@ class GroupMetrics:
             self.serving += spent if self._serves else 0.0
             self.down += 0.0 if self._serves else spent
         self._serves = serves
+        self._recovery = None if serves is None else self._recovery
         self._since = max(self._since, at)
 
     @property
@@ -215,7 +216,7 @@ class DriverMetrics:
         """Note that there is no stream at *now*, because of *problem*; *is_alive*: but a driver."""
         self.problem, self.is_alive, self._picture, self.trees = problem, is_alive, None, []
         for group in self.groups.values():
-            group.now = group._recovery = None
+            group.now = None
             group.ended = group.ended if is_alive else ""
             group.pass_time(now, serves=False if group.ended else None)
 

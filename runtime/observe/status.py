@@ -347,7 +347,7 @@ def first_picture(
     """Return the first whole picture that *observer* gets within *timeout* seconds; None for 10.
 
     Raises:
-        RuntimeFault: the driver has ended, or there was none in time.
+        RuntimeFault: the driver has ended or closed its stream, or there was none in time.
     """
     sketch = Sketch()
     timeout = _PICTURE_TIMEOUT if timeout is None else timeout
@@ -357,7 +357,7 @@ def first_picture(
         if picture is not None:
             return picture
         if observer.is_last(record):
-            break
+            raise RuntimeFault(f"driver {driver.pid} has closed its stream")
     if observer.has_ended:
         raise RuntimeFault(f"driver {driver.pid} has ended")
     raise RuntimeFault(

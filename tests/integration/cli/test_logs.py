@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.cli import main
 from phalanx.cli.driver_selection import choose
 from phalanx.cli.logs import add_arguments, is_wanted
 from phalanx.runtime import DriverStream
@@ -65,6 +66,30 @@ def test_a_driver_is_chosen_by_pid_by_name_or_by_being_the_only_one() -> None:
         choose([one, two], "")
     with pytest.raises(SpecError, match="running: 22"):
         choose([two], "train")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["logs"], "running: 1 (a\\x1b[2J), 2"),
+        (["logs", "--list", "--json"], "--list=True: give it alone"),
+        (["top", "--list", "--once"], "--list=True: give it alone"),
+        (["top", "--list", "2"], "--list=True: give it alone"),
+    ],
+)
+def test_a_mistake_is_one_line_that_does_not_command_the_terminal(
+    words: list[str],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drivers = [driver_at(1, "a\x1b[2J"), driver_at(2)]
+    monkeypatch.setattr("phalanx.cli.driver_selection.find_drivers", lambda: drivers)
+
+    code, said = main(words), capsys.readouterr()
+
+    assert (code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert problem in said.err
 
 
 @pytest.mark.parametrize(

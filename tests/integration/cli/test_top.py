@@ -15,14 +15,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.processes import wait_until
 
 from phalanx.cli import main
-from phalanx.cli.top_view import draw
-from phalanx.runtime import DriverStream, Picture, Sketch
+from phalanx.cli.top_view import draw, follow
+from phalanx.runtime import DriverStream, Observer, Picture, Sketch, first_picture
+from phalanx.supervision import RuntimeFault
 
 ROOT = Path(__file__).parents[3]
 LONG = 60.0
@@ -130,6 +131,8 @@ def test_groups_trees_and_ranks_are_told_to_programs_and_shown_as_a_tree(
     seen = json.loads(capsys.readouterr().out)
     assert main(["top", driver.name, "--once"]) == 0
     shown = capsys.readouterr().out
+    assert main(["top", driver.name]) == 0  # into a pipe
+    piped = capsys.readouterr().out
     gate.touch()
 
     assert seen["driver"]["pid"] == driver.pid
@@ -150,6 +153,7 @@ def test_groups_trees_and_ranks_are_told_to_programs_and_shown_as_a_tree(
     ]
     first = [line.split()[0] for line in shown.splitlines() if line.strip()]
     assert first[0] == "driver"
+    assert first == [line.split()[0] for line in piped.splitlines() if line.strip()]
     assert first[3:] == ["root", "tp", "rank", "rank", "inner", "solo", "rank", "free", "rank"]
     assert "Echo x 2, one_for_all" in shown
 
@@ -204,6 +208,28 @@ def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     said = "it is stopped, or very busy"
     problem = f"phalanx top: driver {driver.pid} did not answer within 0.5 s: {said}\n"
     assert silent == (1, "", problem)
+
+
+class Closed:
+    """Observes a driver that closes its stream and lives on."""
+
+    has_ended = False
+    is_last = staticmethod(Observer.is_last)
+
+    def next(self, _deadline: float) -> dict[str, Any]:
+        return {"kind": "event", "event": "phalanx.stream_closed"}
+
+
+def test_a_driver_that_has_closed_its_stream_is_not_said_to_have_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    driver, observer = DriverStream(pid=1, name="", started_at=0.0, address=""), Closed()
+
+    with pytest.raises(RuntimeFault, match="driver 1 has closed its stream"):
+        first_picture(cast("Observer", observer), driver)
+    follow(driver, cast("Observer", observer))
+
+    assert capsys.readouterr().out.endswith("driver 1 has closed its stream\n")
 
 
 def drawn(picture: Picture, width: int = 100, *, name: str = "", records: Any = ()) -> str:
