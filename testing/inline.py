@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import traceback
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -113,22 +114,23 @@ class InlineGroup:
         self.check_open()
         if stream is not None:
             items = self._stream(name, method, *each[0])
+            next(items)
             return InlineStream(items if rank is not None else ((0, item) for item in items))
         future = InlineFuture()
         try:
             value = self._run(name, method, *each[0])
-        except Exception as error:  # noqa: BLE001  # settled below, as from a process
-            if shape is Shape.GATHER:
-                future.set_result([Outcome(0, OutcomeKind.ERROR, error=error)])
-            else:
-                future.set_exception(error)
-        else:
             if shape is Shape.GATHER:
                 value = [Outcome(0, OutcomeKind.OK, value)]
             elif shape is Shape.COLLECTIVE and aggregate is not None:
                 value = aggregate([value], lead)
             elif shape is Shape.COLLECTIVE and want is None:
                 value = [value]
+        except Exception as error:  # noqa: BLE001  # settled below, as from a process
+            if shape is Shape.GATHER:
+                future.set_result([Outcome(0, OutcomeKind.ERROR, error=error)])
+            else:
+                future.set_exception(error)
+        else:
             future.set_result(value)
         return future if non_block else future.result()
 
@@ -192,7 +194,7 @@ class InlineGroup:
         """Change nothing: there is one rank, in no process of its own, and nothing is in flight."""
         self.check_open()
 
-    reserve = drain = change
+    resize = drain = change
 
     def forgive_restarts(self, count: int) -> None:
         """There are none."""
@@ -209,9 +211,14 @@ class InlineGroup:
     request_close = kill = close
 
     def _emitted(self, rank: int, value: Any) -> None:
+        value = _travel(value, "an emitted value")
         event = Emitted(self._spec.name, rank, 1, 1, value, time.monotonic())
         for listener in list(self._listeners):
-            listener(event)
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001  # its worker has no part in it
+                about = {"callback": repr(listener), "trace": traceback.format_exc()}
+                self.log.error("phalanx.callback_failed", **about)  # noqa: TRY400
 
     def _run(self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with _arrived(name, method, args, kwargs) as arrived, self._turn:
@@ -223,9 +230,18 @@ class InlineGroup:
     def _stream(
         self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Generator[Any]:
+        """Yield None once the method was called, then its items."""
         with _arrived(name, method, args, kwargs) as arrived:
-            items = iter(self._host.invoke(*arrived))
+            begun = Future[Any]()  # what the method raises is for who takes the items
+            try:
+                with self._turn:
+                    begun.set_result(iter(self._host.invoke(*arrived)))
+            except Exception as error:  # noqa: BLE001
+                begun.set_exception(error)
+            yield
+            items = begun.result()
             while True:
+                self.check_open()
                 with self._turn:
                     item = next(items, _END)
                 if item is _END:

@@ -224,7 +224,8 @@ class Launch:
 
     Attributes:
         method: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
-            interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
+            interpreter for each, ``"inline"`` runs one rank in the caller's own thread: without
+            a runtime, variables of its own or spares.
         preload: Modules that the zygote imports once for all workers; by default torch, if it is
             installed. Each rank imports other modules at each
             start: a first ``torch.optim`` optimizer imports ``torch._dynamo``
@@ -502,6 +503,13 @@ def spec_of(
     start = group_of("launch", Launch, launch, short="method")
     if start.method == "inline" and size != 1:
         raise SpecError("world_size", size, 'launch="inline" has one rank')
+    of_processes = {
+        "launch.env": start.env,
+        "launch.rank_env": start.rank_env,
+        "standby": restarts.standby,
+    }
+    if start.method == "inline" and (wrong := next(filter(of_processes.get, of_processes), "")):
+        raise SpecError(wrong, of_processes[wrong], 'launch="inline" starts no process')
     if name is not None and (not isinstance(name, str) or not name or "\0" in name):
         raise SpecError("name", name, "give a text that is not empty")
     for field_name in ("rank_env", "rank_kwargs"):

@@ -189,6 +189,13 @@ class Eager(WorkerActor):
         (Echo, {"limits": 3}, "limits"),
         (Echo, {"launch": "magic"}, "launch.method"),
         (Echo, {"launch": "inline"}, "world_size"),
+        (Echo, {"world_size": 1, "launch": {"method": "inline", "env": {"A": "1"}}}, "launch.env"),
+        (
+            Echo,
+            {"world_size": 1, "launch": {"method": "inline", "rank_env": [{}]}},
+            "launch.rank_env",
+        ),
+        (Echo, {"world_size": 1, "launch": "inline", "standby": 1}, "standby"),
         (Echo, {"policy": {"restart": "always"}}, "policy.restart"),
         (Echo, {"intensity": (3,)}, "intensity"),
         (Echo, {"intensity": (-1, 5.0)}, "intensity"),

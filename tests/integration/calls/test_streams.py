@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from tests.support.options import Make
 from tests.support.processes import wait_until
-from tests.support.workers import wait_for
+from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import Executor, Limits, ReplyStream, WorkerActor
 from phalanx.supervision import (
@@ -341,7 +341,17 @@ def test_a_stream_works_inline_and_a_limit_for_its_taker_makes_sense(make: Make)
     with executor.stream("count", args=(9,), rank=0) as stream:
         next(stream)
     assert executor.call("progress", rank=0)[1] == 0
+    with pytest.raises(NotPicklable):
+        executor.stream("count", args=(threading.Lock(),), rank=0)
+    failing = make(Echo, 1, launch="inline").stream("fail", rank=0)
+    with pytest.raises(ValueError, match="boom"):
+        next(failing)
     limit: Any
     for limit in (0, -1, "soon", math.nan):
         with pytest.raises(SpecError, match="take_within"):
             executor.stream("count", args=(1,), rank=0, take_within=limit)
+    stream = executor.stream("count", args=(9,), rank=0)
+    next(stream)
+    executor.close()
+    with pytest.raises(ExecutorClosed):
+        next(stream)

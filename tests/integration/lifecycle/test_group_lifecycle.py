@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from pykka import ActorRegistry, ThreadingActor
+from structlog.testing import capture_logs
 from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import run_threads, start_thread, wait_until
@@ -305,8 +306,11 @@ def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
     assert [event.value for event in seen] == ["event"]
     ex.check_health()
     ex.forgive_restarts(1)
+    ex.resize(1)
     with pytest.raises(SpecError, match="count"):
         ex.forgive_restarts(-1)
+    divided = ex.collective_rpc("rank", non_block=True, aggregate=lambda *_: 1 / 0)
+    assert isinstance(divided.exception(), ZeroDivisionError)
     with pytest.raises(ValueError, match="boom"):
         ex.collective_rpc("fail")
     with pytest.raises(UnknownMethod):
@@ -314,6 +318,30 @@ def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
     ex.close()
     with pytest.raises(ExecutorClosed):
         ex.collective_rpc("rank")
+
+
+class Keeper(WorkerActor):
+    """Emits what it keeps."""
+
+    kept = ("kept", ["as it was"])
+
+    def tell(self) -> Any:
+        self.ctx.emit(self.kept)
+        return self.kept
+
+
+def test_an_inline_rank_is_safe_from_subscribers(make: Make) -> None:
+    ex, seen = make(Keeper, 1, launch="inline"), list[Any]()
+    ex.subscribe(lambda event: event.value[1].clear())
+    ex.subscribe(lambda event: event.missing)
+    ex.subscribe(seen.append)
+
+    with capture_logs() as logged:
+        assert ex.call("tell", rank=0) == ("kept", ["as it was"])
+
+    assert [event.value for event in seen] == [("kept", [])]
+    (failed,) = (each for each in logged if each["event"] == "phalanx.callback_failed")
+    assert "AttributeError" in failed["trace"]
 
 
 @pytest.mark.parametrize(
