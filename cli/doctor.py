@@ -34,7 +34,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.runtime import (
     DevicePool,
@@ -205,8 +205,10 @@ def _start() -> Finding:
     started = time.monotonic()
     limit = started + _START
     reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as answer, Runtime(console=None, stream=False) as runtime:
+    options: Any = {"console": "text", "level": "warning", "stream": False}
+    with os.fdopen(reader, "rb") as answer, Runtime(**options) as runtime:
         try:
+            _ = runtime.collector  # writes the events to stderr
             [process] = runtime.launcher.launch(
                 LaunchSpec(entry=_ENTRY, fds={"answer": writer}, label="doctor", preload=_PRELOAD),
                 on_exit=lambda _process: None,  # the check itself waits for the exit
@@ -217,13 +219,14 @@ def _start() -> Finding:
         took = time.monotonic() - started
         select.select([answer], [], [], max(0.0, limit - time.monotonic()))
         os.set_blocking(reader, False)
-        came = answer.read()  # None: nothing came, and it still holds the other end
+        came = answer.read()  # None: nothing came, and it still holds the other end; else it ended
         if not process.wait(limit):
             process.kill_tree(time.monotonic() + _KILL)
         process.close()
     if not came:
         remedy = "see the log above; is the machine very busy, or are new processes stopped?"
-        return Finding("missing", f"a started process did not answer within {_START:g} s", remedy)
+        how = "ended without an answer" if came == b"" else f"did not answer within {_START:g} s"
+        return Finding("missing", f"a started process {how}", remedy)
     if _PRELOAD and came != b"warm":
         remedy = "each worker imports torch by itself, which takes seconds; see the log above"
         return Finding("note", "a process starts, but not from a zygote with torch", remedy)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from tests.support.programs import run_python
@@ -97,6 +98,27 @@ def test_doctor_ends_although_the_process_that_it_starts_hangs(
 
     told = "a started process did not answer within 5 s"
     assert (found.state, found.found) == ("missing", told)
+
+
+def leave(_payload: bytes, _fds: object) -> int:
+    return 3
+
+
+def test_doctor_says_in_the_log_why_a_process_starts_slowly_and_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    start = "threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "leaves_a_thread.py").write_text(f"import threading\n{start}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(doctor, "_ENTRY", f"{__name__}:leave")
+    monkeypatch.setattr(doctor, "_PRELOAD", ("leaves_a_thread",))
+
+    found = doctor._start()
+
+    assert (found.state, found.found) == ("missing", "a started process ended without an answer")
+    out, err = capfd.readouterr()
+    assert "phalanx.fork_unsafe" in err
+    assert out == ""
 
 
 def test_doctor_fails_and_says_what_to_do_where_something_essential_is_missing() -> None:
