@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .broker_main import check_reachable, text_of
 
 _TASK = 60.0  # seconds for a task, for which Ray starts a process
+_TASKS = 240.0  # for all of them; `phalanx doctor` waits for 300
 _CONNECT = 10.0
 _ROUNDS = 50
 _BYTES = 32 << 20
@@ -111,9 +112,11 @@ def survey(address: str) -> dict[str, Any]:
         task = ray.remote(examine).options(num_cpus=0, scheduling_strategy=there)
         name = f"{node['NodeManagerHostname']} {node['NodeID'][:6]}"
         asked[name] = task.remote(listener.getsockname()[:2])
+    limit = time.monotonic() + _TASKS
     for name, ref in asked.items():
+        left = max(0.0, limit - time.monotonic())
         try:
-            found["nodes"][name] = ray.get(ref, timeout=_TASK)
+            found["nodes"][name] = ray.get(ref, timeout=min(_TASK, left))
         except Exception as error:  # noqa: BLE001  # of whatever kind Ray's are
             found["nodes"][name] = {"error": text_of(error)}
     return found

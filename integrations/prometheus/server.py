@@ -2,7 +2,8 @@
 
 - A scrape uses no thread or lock of the driver. The process follows the stream
   of the driver (`Runtime(stream=True)`, the default), and ends with the driver, however that ends.
-- If it ends before, another is started on the same socket, at most one in a second.
+- If it ends before, another is started on the same socket: at first at most one in a second, and
+  one in a minute where they keep ending.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PORT = 9464
-_CALM = 1.0  # seconds from one start to the next
+_CALM = 1.0  # seconds from one start to the next; twice as many after each that ended early
+_MOST = 60.0  # of those; one that has served for so long has not ended early
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from phalanx.integrations.prometheus.http_server import main; main()"
@@ -105,15 +107,18 @@ class MetricsServer:
         return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
 
     def _keep(self) -> None:
+        calm = _CALM
         while True:
             since = time.monotonic()
             self._process.wait()
-            if self._closed.wait(max(0.0, since + _CALM - time.monotonic())):
+            served = time.monotonic() - since
+            if self._closed.wait(max(0.0, calm - served)):
                 return
+            calm = _CALM if served >= _MOST else min(2 * calm, _MOST)
             with self._lock:
                 if self._closed.is_set():
                     return
                 try:
                     self._process = self._start()
                 except OSError:
-                    continue  # `wait` returns at once, and it is tried again in a second
+                    continue  # `wait` returns at once, and it is tried again later

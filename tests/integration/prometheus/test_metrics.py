@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,23 @@ def test_closing_it_twice_or_in_a_forked_child_does_no_harm() -> None:
     metrics.close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", metrics.port), timeout=5)
+
+
+def test_a_server_that_ends_at_once_is_started_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[float] = []
+
+    def start(_server: MetricsServer) -> subprocess.Popen[bytes]:
+        started.append(time.monotonic())
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(MetricsServer, "_start", start)
+    monkeypatch.setattr("phalanx.integrations.prometheus.server._CALM", 0.01)
+    with MetricsServer(0):
+        wait_until(lambda: len(started) >= 6)
+
+    assert started[5] - started[4] >= 0.16
 
 
 def test_a_port_in_use_is_said_to_be() -> None:
