@@ -89,7 +89,8 @@ def main() -> int:
     for _, part in parts:
         words.update(part)
     right = words == collections.Counter(" ".join(lines).lower().split())
-    print(f"{sum(words.values())} words from line {done} on, {restarts} restarts: {right=}")
+    print(f"{sum(words.values())} words, {restarts} restarts: {right=}")
+    print(f"this run began at line {done} of {len(lines)}")
     return 0 if right else 1
 
 
@@ -98,7 +99,8 @@ def kill(group: Executor[Counter], ended: threading.Event) -> None:
     while not ended.wait(0.25):
         pid = random.choice(group.ranks).pid
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it was just killed
+                os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

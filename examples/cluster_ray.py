@@ -97,7 +97,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.serve_ray:
         serve_ray(options.serve_ray[0], options.serve_ray[1:])
         return 0
-    for name, least, most in (("ranks", 1, HEADS), ("passages", 1, 2500), ("kills", 0, 9)):
+    kills = ("kills", 0, min(9, options.passages // 32))  # one between two calls
+    for name, least, most in (("ranks", 1, HEADS), ("passages", 1, 2500), kills):
         if not least <= (value := getattr(options, name)) <= most:
             parser.error(f"--{name} {value}: give {least} to {most}")
     if find_spec("ray") is None:

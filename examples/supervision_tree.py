@@ -103,15 +103,15 @@ intensity = [1, 60.0]
 
 
 def in_toml(gpus: DevicePool) -> SupervisorSpec:
-    """Return the same tree."""
-    named = {"journal": pykka_child(Journal), "model": Model, "gpus": gpus}
-    return tree_from_toml(TOML, named)  # other names are imported: "my.package:Model"
+    """Return the same tree; names that are not given are imported: "my.package:Model"."""
+    return tree_from_toml(TOML, {"journal": pykka_child(Journal), "model": Model, "gpus": gpus})
 
 
 def find_gpus() -> DevicePool:
     """Return the GPUs of this machine, or one that does not exist."""
-    pool = DevicePool.of("auto", 1)
-    return pool if pool.has_gpus else DevicePool.of("auto", 1, FakeGpus(1), {})
+    with DevicePool.of("auto", 1) as real:
+        has_gpus = real.has_gpus
+    return DevicePool.of("auto", 1) if has_gpus else DevicePool.of("auto", 1, FakeGpus(1), {})
 
 
 def kill_a_rank(tree: Supervisor) -> None:

@@ -21,11 +21,15 @@ def main(model: str, ranks: int = 1) -> None:
     llm: Any = LLM(model, tensor_parallel_size=ranks, **supervised())
     group = llm.llm_engine.engine_core.engine_core.model_executor.supervision
     victim = group.status().ranks[0].pid
-    threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
+    killer = threading.Timer(1.0, os.kill, (victim, signal.SIGKILL))
+    killer.start()
 
     prompts = ["The capital of France is", "One, two, three,", "Why is the sky blue?"]
     for output in llm.generate(prompts, SamplingParams(max_tokens=200, ignore_eos=True)):
         print(output.prompt, output.outputs[0].text)
+    if not killer.finished.is_set():
+        killer.cancel()
+        print("answered before the worker was killed: ask for more")
     print(f"restarts: {group.status().restarts}")
 
 

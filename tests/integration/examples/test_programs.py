@@ -81,9 +81,9 @@ def test_workers_with_state_count_every_word_once_and_go_on_in_the_next_run(tmp_
     first = run("checkpointed_state", str(tmp_path / "states"))
     second = run("checkpointed_state", str(tmp_path / "states"))
 
-    words, _, told = first.partition(" words from line 0 on, ")
-    assert told.endswith("right=True\n")
-    assert re.fullmatch(rf"{words} words from line \d\d+ on, 0 restarts: right=True\n", second)
+    words, _, told = first.partition(" words, ")
+    assert told.endswith("right=True\nthis run began at line 0 of 210\n")
+    assert second.startswith(f"{words} words, 0 restarts: right=True\nthis run began at line 2")
 
 
 TRAINING = ("--seed", "3", "--plot")
@@ -151,6 +151,9 @@ def test_a_dataset_has_one_output_for_each_input_when_driver_and_ranks_are_kille
     assert len(list(tmp_path.iterdir())) == 40
     again = run("process_dataset", str(tmp_path), "--limit", "40")
     assert again.startswith("40 inputs, 40 outputs are there\n")
+    (tmp_path / "of_another_program.json").write_text("{}")
+    part = run("process_dataset", str(tmp_path), "--limit", "20")
+    assert "20 inputs, 20 outputs, one for each: True\n" in part
 
 
 def test_rollouts_through_kills_end_with_the_weights_of_the_undisturbed_run() -> None:
@@ -189,6 +192,7 @@ def test_the_tests_of_a_worker_pass_and_find_a_worker_that_forgets(tmp_path: Pat
         ("pipeline_parallel", "--passages 31 --kills 1", "--kills 1: give 0 to 0"),
         ("batch_inference", "--device cuda --ranks 64", "--device cuda: 64 ranks need"),
         ("cluster_ray", "--kills -1", "--kills -1: give 0 to"),
+        ("cluster_ray", "--passages 31 --kills 1", "--kills 1: give 0 to 0"),
         ("rl_rollouts", "--kills -1", "--kills -1: give 0 to 100"),
         ("serve_fastapi", "--port 99999", "--port 99999: give 0 to 65535"),
         ("process_dataset", "OUT --limit -1", "--limit -1: give 1 to"),
