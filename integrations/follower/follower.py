@@ -95,7 +95,7 @@ class Follower(Generic[_A]):
             for driver in find_drivers()
             if (not self._whom or self._whom in (str(driver.pid), driver.name))
         ]
-        if len(found) == 1 or (found and self._pid is not None):
+        if len({driver.pid for driver in found}) == 1 or (found and self._pid is not None):
             return found[-1]
         if self._pid is not None:
             problem = "the driver has no executor just now"

@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, executor_child
 from phalanx.cli import main
-from phalanx.runtime import Runtime
+from phalanx.integrations.follower.follower import Follower
+from phalanx.integrations.web.live_view import LiveView
+from phalanx.runtime import DriverStream, Runtime
 from phalanx.supervision import Supervisor, SupervisorSpec
 
 LONG = 60.0
@@ -146,6 +149,17 @@ def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_
                 f"no driver runs under the name {name}",
             )
             states.close()
+
+
+def test_of_two_runtimes_in_one_process_the_newest_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = DriverStream(pid=11, name="", started_at=0.0, address="older")
+    newest = replace(driver, address="newer")
+    module = "phalanx.integrations.follower.follower"
+    monkeypatch.setattr(f"{module}.find_drivers", lambda: [driver, newest])
+
+    assert Follower(LiveView())._find() == newest
 
 
 def test_a_driver_that_is_stopped_is_not_shown_as_well(drive: Callable[..., Driver]) -> None:
