@@ -122,6 +122,8 @@ class SupervisorActor(ProtectedActor):
             is_settled = machine.is_ready and machine.is_idle
             if child is None or (child.status is Status.UNDEFINED and is_settled):
                 return False
+            if below and not isinstance(child.spec.start, SupervisorSpec):
+                return False
         nested = self.supervisors().get(key) if below else None
         return nested is None or nested.will_run(*below)  # None: it is being started
 

@@ -31,6 +31,7 @@ from phalanx.supervision.errors import (
     SupervisorDown,
     WouldDeadlock,
 )
+from phalanx.supervision.validate import check_kind
 
 from .actor import SupervisorActor
 from .monitors import Lifeline
@@ -113,7 +114,7 @@ class SupervisorView:
             SupervisorDown: The tree has ended; the message says why.
         """
         start = self._start_of(path)
-        if start.has_ended or start.handle is None:
+        if start.has_ended:
             raise self._gone() or ChildRefused("not_running", path)
         return getattr(start.handle, "ref", start.handle)
 
@@ -202,8 +203,11 @@ class SupervisorView:
 
     def _start_of(self, path: str) -> StartContext:
         *above, key = path.split("/")
-        start = self._actor(*above).start_of(key)
-        if start is None:
+        try:
+            start = self._actor(*above).start_of(key)
+        except SupervisorDown as error:
+            raise self._gone() or ChildRefused("not_found", path) from error
+        if start is None or start.handle is None:
             raise self._gone() or ChildRefused("not_running", path)
         return start
 
@@ -230,10 +234,10 @@ class SupervisorView:
     def _check_thread(self) -> None:
         if self._top.is_elsewhere:
             raise self._gone() or SupervisorDown()
-        actor = self._actor()
-        if actor.services.is_inside(actor.machine.path):
+        path = "/".join((self._top.machine.path, *self._path))
+        if self._top.services.is_inside(path):
             why = "this thread is its own, or that of a supervisor below it; use another one"
-            raise WouldDeadlock(f"{actor.machine.path} cannot wait for itself: {why}")
+            raise WouldDeadlock(f"{path} cannot wait for itself: {why}")
 
 
 class Supervisor(SupervisorView):
@@ -310,6 +314,7 @@ class Supervisor(SupervisorView):
         Raises:
             TimeoutError: It is still stopping after *timeout* seconds; it goes on.
         """
+        check_kind("reason", reason, ExitReason)
         if self._top.is_elsewhere:
             return
         self._check_thread()

@@ -21,9 +21,11 @@ from tests.support.supervised_actors import (
 
 from phalanx.supervision import (
     IGNORE,
+    BackOff,
     ChildExited,
     ChildRefused,
     ChildSpec,
+    Intensity,
     Notice,
     SpecError,
     StartFailed,
@@ -58,6 +60,7 @@ def start_mute() -> Any:
         (lambda top: top.delete_child(None), SpecError),
         (lambda top: top.get_childspec(1), SpecError),
         (lambda top: top.start_child(ChildSpec("b", start_mute)), StartFailed),
+        (lambda top: top.close("by hand", LIMIT), SpecError),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_no_tree(
@@ -105,6 +108,56 @@ def test_instances_are_numbered_and_a_number_is_never_used_twice() -> None:
 
         assert view.start_child() == "w#3"
         assert view.count_children().active == 1
+
+
+def test_a_key_of_thousands_of_digits_names_no_instance() -> None:
+    template = ChildSpec("w", thread_child(wait_stop))
+    with Supervisor(tree(template, strategy=Strategy.SIMPLE_ONE_FOR_ONE)) as top:
+        with pytest.raises(ChildRefused, match="simple_one_for_one"):
+            top.terminate_child("w#" + "9" * 5000, timeout=LIMIT)
+
+        assert top.start_child(timeout=LIMIT) == "w#1"
+
+
+def test_who_waits_for_a_child_below_one_that_is_no_supervisor_is_refused() -> None:
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        with pytest.raises(ChildRefused, match="not_found") as caught:
+            top.wait_child("a/b", LIMIT)
+
+    assert caught.value.child == "a/b"
+
+
+def test_a_view_waits_for_a_child_while_its_own_supervisor_waits_for_its_restart(
+    notices: Notices,
+) -> None:
+    scripted = ScriptedChild()
+    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[ChildSpec("a", scripted)])
+    spec = tree(sub, backoff=BackOff(60.0, maximum=60.0))
+    with Supervisor(spec, subscriber=notices) as top:
+        view = top.supervisor("sub")
+        scripted.contexts.get(timeout=LIMIT).exited(CRASH)
+        notices.wait(lambda n: isinstance(n, ChildExited) and n.path == "top/sub")
+
+        with pytest.raises(TimeoutError, match="a does not run after 0.01 s"):
+            view.wait_child("a", 0.01)
+
+
+def test_a_child_that_is_being_started_has_no_lifeline_yet() -> None:
+    starting, release = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> Any:
+        starting.set()
+        release.wait(LIMIT)
+        return IGNORE
+
+    with Supervisor(tree()) as top:
+        adding = start_thread(lambda: top.start_child(ChildSpec("a", slow)))
+        assert starting.wait(LIMIT)
+
+        with pytest.raises(ChildRefused, match="not_running"):
+            top.lifeline("a")
+        release.set()
+        adding.join(LIMIT)
 
 
 def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None:
