@@ -336,7 +336,7 @@ class AddressNotReached(NoNode):
         self.address = address
 
 
-def error_text(error: BaseException) -> str:
+def error_text(error: object) -> str:
     """Return *error* as text; the name of its class if its ``__repr__`` raises."""
     try:
         return repr(error)

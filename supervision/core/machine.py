@@ -74,7 +74,7 @@ class Child:
         key: Its id, or the id and number of an instance.
         serial: The serial of its latest start that succeeded; 0 before the first.
         incarnation: How often it has been started, attempts that failed included.
-        has_exited: It has ended, and its exit is in the mailbox.
+        exited: Its exit, while that is in the mailbox.
         since: When it was last started, requested to end or killed, in seconds of `handle`'s clock.
         attempt: Restarts in a row without a healthy time, for the back-off.
         ticket: The retry that is due next; 0 for one without delay.
@@ -87,7 +87,7 @@ class Child:
     status: Status = Status.UNDEFINED
     serial: int = 0
     incarnation: int = 0
-    has_exited: bool = False
+    exited: msg.Exited | None = None
     since: float = 0.0
     attempt: int = 0
     ticket: int = 0
@@ -173,7 +173,7 @@ class SupervisorMachine:
             self._resume(event)
         elif not isinstance(event, msg.Outcome):  # one of an abandoned start is void
             if isinstance(event, msg.Exited) and (child := self._running(event)) is not None:
-                child.has_exited = True
+                child.exited = event
                 if event.was_useful:
                     child.fruitless = 0
             self._mailbox.append(event)
@@ -209,7 +209,7 @@ class SupervisorMachine:
 
     def _start(self, child: Child) -> Doing[BaseException | None]:
         """Start *child*; return the error if that failed."""
-        child.status, child.since, child.has_exited = Status.STARTING, self._now, False
+        child.status, child.since = Status.STARTING, self._now
         child.incarnation += 1
         serial = self._number()
         self._actions.append(msg.StartChild(child.key, serial, child.incarnation, child.spec))
@@ -244,7 +244,9 @@ class SupervisorMachine:
 
     def _stop(self, child: Child) -> Operation:
         """Stop *child*: OTP's ``shutdown/1``. One whose exit is in the mailbox is stopped."""
-        if child.status is Status.RUNNING and not child.has_exited:
+        if child.exited is not None:
+            self._gone(child, child.exited)
+        elif child.status is Status.RUNNING:
             yield from self._stop_together([child])
         self._not_running(child)
 
@@ -292,7 +294,7 @@ class SupervisorMachine:
 
     def _gone(self, child: Child, event: msg.Exited | None) -> None:
         """Announce the end of a child that had to end; without an exit it is lost."""
-        child.status = Status.UNDEFINED
+        child.status, child.exited = Status.UNDEFINED, None
         if event is None:
             waited = self._now - child.since
             self._announce(notices.ChildLost, child.incarnation, waited, child=child)
@@ -303,7 +305,7 @@ class SupervisorMachine:
             self._announce_exit(child, "stopped by request")
 
     def _not_running(self, child: Child) -> None:
-        child.status, child.has_exited = Status.UNDEFINED, False
+        child.status = Status.UNDEFINED
         if self._is_forgotten(child):
             del self.children[child.key]
 
@@ -329,10 +331,10 @@ class SupervisorMachine:
     ) -> Operation:
         """Stop every child, then end with *reason*; *failed* is the child that did not start."""
         if self.spec.strategy.has_instances:
-            instances = self.children.values()
-            yield from self._stop_together(
-                one for one in instances if one.has_process and not one.has_exited
-            )
+            for one in self.children.values():
+                if one.exited is not None:
+                    self._gone(one, one.exited)
+            yield from self._stop_together(one for one in self.children.values() if one.has_process)
             self.children.clear()
         else:
             yield from self._stop_all(self.children)
@@ -366,7 +368,7 @@ class SupervisorMachine:
 
             directive = self.spec.decider.directive(reason, child.spec.id, failed=failed)
         child.fruitless += child.incarnation > 1 and not event.was_useful
-        child.last_exit, child.has_exited = reason, False
+        child.last_exit, child.exited = reason, None
         match verdict(child.spec.restart, reason, directive):
             case Directive.RESTART:
                 is_preempted = reason.signal == SIGTERM and reason.is_failure
@@ -565,7 +567,7 @@ class SupervisorMachine:
             specs = 1
         elif self.spec.strategy is not Strategy.DYNAMIC:
             # Only for these strategies does OTP ask whether the process lives.
-            active -= sum(child.has_exited or child.serial in self._dead for child in running)
+            active -= sum(1 for child in running if child.exited or child.serial in self._dead)
         return msg.Counts(specs, active, supervisors, len(children) - supervisors)
 
     @property

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pykka
@@ -68,10 +67,7 @@ class pykka_child(_InThisProcess):  # noqa: N801 # reads as a function where it 
         actor = _supervised(self.what)(*self.args, *args, **self.kwargs)
         child = actor.phalanx_child = ActorChild(actor.actor_ref, ctx)
         start_actor(actor)
-        remaining = min(max(0.0, ctx.deadline - time.monotonic()), threading.TIMEOUT_MAX)
-        if not child.begun.wait(remaining):
-            actor.stop()
-            raise TimeoutError(f"{ctx.path}: on_start did not return in time")
+        child.begun.wait()  # the supervisor gives it up
         if child.start_error is not None:
             raise child.start_error
         return child

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.supervision.core import messages as msg
-from phalanx.supervision.core.restart_rules import SHUTDOWN, ExitReason
+from phalanx.supervision.core.restart_rules import NORMAL, SHUTDOWN, ExitKind, ExitReason
 from phalanx.supervision.core.spec import IGNORE, ChildHandle
+from phalanx.supervision.errors import error_text
 
 from .monitors import Lifeline
 
@@ -65,6 +66,10 @@ class StartContext:
 
         A *directive* overrules the supervisor's decider.
         """
+        if not isinstance(cast("object", reason), ExitReason):
+            reason = ExitReason(
+                ExitKind.UNKNOWN, f"exited({error_text(reason)}): not an ExitReason"
+            )
         with self._lock:
             if self._end is not None:
                 return
@@ -141,6 +146,9 @@ class StartContext:
                 end = self._end
             if end is not None:
                 self._post_end(*end)
+        if handle is None:
+            failed = ExitReason(ExitKind.CRASH, error_text(error))
+            self.lifeline.end(NORMAL if error is None else failed)
 
     def _post_end(self, reason: ExitReason, directive: Directive | None) -> None:
         self._post(msg.Exited(self.key, self.serial, reason, directive, self._was_useful))

@@ -27,6 +27,7 @@ from phalanx.supervision.core.spec import ChildSpec, SupervisorSpec
 from phalanx.supervision.errors import (
     ChildRefused,
     PhalanxError,
+    SpecError,
     StartFailed,
     SupervisorDown,
     WouldDeadlock,
@@ -268,6 +269,9 @@ class Supervisor(SupervisorView):
         Raises:
             StartFailed: A child did not start; what had started is stopped again.
         """
+        check_kind("spec", spec, SupervisorSpec)
+        if timers is None and clock is not time.monotonic:
+            raise SpecError("timers", timers, "give timers of this clock")
         self.spec = spec
         self._services = TreeServices(clock=clock, timers=timers, log=log)
         if subscriber is not None:

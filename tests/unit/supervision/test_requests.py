@@ -124,7 +124,7 @@ def test_who_waits_for_a_child_below_one_that_is_no_supervisor_is_refused() -> N
         with pytest.raises(ChildRefused, match="not_found") as caught:
             top.wait_child("a/b", LIMIT)
 
-    assert caught.value.child == "a/b"
+        assert caught.value.child == "a/b"
 
 
 def test_a_view_waits_for_a_child_while_its_own_supervisor_waits_for_its_restart(

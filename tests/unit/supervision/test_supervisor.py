@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pykka
@@ -27,14 +28,17 @@ from tests.support.supervised_actors import (
 from phalanx.supervision import (
     IGNORE,
     KILLED,
+    SHUTDOWN,
     CallbackFailed,
     ChildExited,
     ChildLost,
     ChildSpec,
+    Down,
     ExitKind,
     ExitReason,
     Intensity,
     Restart,
+    SpecError,
     StartContext,
     StartFailed,
     Strategy,
@@ -85,6 +89,17 @@ def test_a_thread_that_raises_is_replaced_and_its_reason_told(notices: Notices) 
     assert exited.decision == "restart 1 of 5 in 60 s"
 
 
+def test_an_end_without_a_reason_that_is_one_is_an_unknown_end(notices: Notices) -> None:
+    scripted = ScriptedChild()
+    with Supervisor(tree(ChildSpec("a", scripted)), subscriber=notices):
+        scripted.contexts.get(timeout=LIMIT).exited("crash")
+
+        notices.wait_started("top/a", 2)
+        (exited,) = (n for n in notices.seen if isinstance(n, ChildExited))
+        assert exited.reason.kind is ExitKind.UNKNOWN
+        assert "'crash'" in exited.reason.detail
+
+
 # --- starts and stops that go wrong -------------------------------------------------------
 
 
@@ -122,6 +137,57 @@ def test_a_hanging_start_fails_at_its_deadline_and_what_it_brings_later_is_kille
     release.set()
 
     assert late.told.get(timeout=LIMIT) == "kill"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(None, ExitKind.NORMAL), (OSError("no device"), ExitKind.CRASH)], ids=str
+)
+def test_the_lifeline_of_a_start_that_brings_nothing_ends(
+    error: Exception | None, kind: ExitKind
+) -> None:
+    told: SimpleQueue[Down] = SimpleQueue()
+
+    def start(ctx: StartContext) -> Any:
+        ctx.lifeline.monitor(told.put)
+        if error is not None:
+            raise error
+        return IGNORE
+
+    with Supervisor(tree()) as top, suppress(StartFailed):
+        top.start_child(ChildSpec("a", start), timeout=LIMIT)
+
+    assert told.get(timeout=LIMIT).reason.kind is kind
+
+
+def test_an_actor_has_the_time_of_the_trees_clock_to_start_in() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    made: SimpleQueue[Supervisor] = SimpleQueue()
+
+    class Slow(pykka.ThreadingActor):
+        def on_start(self) -> None:
+            begun.set()
+            go_on.wait(LIMIT)
+
+    class Stopped:
+        def call_at(self, at: float, callback: Callable[[], object]) -> Callable[[], None]:
+            return lambda: None
+
+    spec = tree(ChildSpec("a", Slow.start, start_within=1.0))
+    start_thread(lambda: made.put(Supervisor(spec, clock=lambda: 0.0, timers=Stopped())))
+    assert begun.wait(LIMIT)
+    with pytest.raises(Empty):
+        made.get(timeout=0.1)
+    go_on.set()
+
+    made.get(timeout=LIMIT).close()
+
+
+def test_a_clock_needs_its_timers_and_a_supervisor_its_spec() -> None:
+    wrong: Any = "top"
+    with pytest.raises(SpecError, match="timers=None"):
+        Supervisor(tree(), clock=lambda: 0.0)
+    with pytest.raises(SpecError, match="spec='top'"):
+        Supervisor(wrong)
 
 
 def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: Notices) -> None:
@@ -273,6 +339,54 @@ def test_a_start_for_which_there_is_no_thread_fails_and_its_supervisor_goes_on(
 
         assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
         assert top.start_child(child, timeout=LIMIT) == "b"
+
+
+def crash_during_a_start(top: Supervisor, *children: ScriptedChild, end: bool) -> None:
+    """Have *children* end while another starts, so that their exits are handled after it."""
+    starting, release = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> Any:
+        starting.set()
+        release.wait(LIMIT)
+        return IGNORE
+
+    adding = start_thread(lambda: top.start_child(ChildSpec("slow", slow)))
+    assert starting.wait(LIMIT)
+    if end:
+        top.exits.follow(Down("another tree", SHUTDOWN))
+    for child in children:
+        child.contexts.get(timeout=LIMIT).exited(CRASH)
+    release.set()
+    adding.join(LIMIT)
+
+
+def test_the_crash_of_a_sibling_that_is_restarted_anyway_is_told(notices: Notices) -> None:
+    a, b = ScriptedChild(), ScriptedChild()
+    spec = tree(ChildSpec("a", a), ChildSpec("b", b), strategy=Strategy.ONE_FOR_ALL)
+    with Supervisor(spec, subscriber=notices) as top:
+        crash_during_a_start(top, a, b, end=False)
+
+        notices.wait_started("top/b", 2)
+        told = [(n.path, n.reason) for n in notices.seen if isinstance(n, ChildExited)]
+        assert told == [("top/a", CRASH), ("top/b", CRASH)]
+        assert top.status().children[1].last_exit == CRASH
+    assert b.told.get(timeout=LIMIT) == "terminate"
+    assert b.told.empty()
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.DYNAMIC])
+def test_the_crash_of_a_child_whose_supervisor_is_ending_is_told(
+    strategy: Strategy, notices: Notices
+) -> None:
+    a = ScriptedChild()
+    top = Supervisor(SupervisorSpec("top", strategy), subscriber=notices)
+    top.start_child(ChildSpec("a", a))
+
+    crash_during_a_start(top, a, end=True)
+
+    assert top.wait_closed(LIMIT) == SHUTDOWN
+    assert [n.reason for n in notices.seen if isinstance(n, ChildExited)] == [CRASH]
+    assert a.told.empty()
 
 
 # --- the program around it ----------------------------------------------------------------
