@@ -78,7 +78,7 @@ class Child:
         since: When it was last started, requested to end or killed, in seconds of `handle`'s clock.
         attempt: Restarts in a row without a healthy time, for the back-off.
         ticket: The retry that is due next; 0 for one without delay.
-        fruitless: Restarts in a row that were of no use.
+        fruitless: Restarts in a row since it was last of use.
         last_exit: None if it has never ended.
     """
 
@@ -172,7 +172,7 @@ class SupervisorMachine:
         elif isinstance(event, msg.OfStart) and event.serial in self._awaited:
             self._resume(event)
         elif not isinstance(event, msg.Outcome):  # one of an abandoned start is void
-            if isinstance(event, msg.Exited) and (child := self._running(event)) is not None:
+            if isinstance(event, msg.Exited) and (child := self.running(event)) is not None:
                 child.exited = event
                 if event.was_useful:
                     child.fruitless = 0
@@ -356,20 +356,12 @@ class SupervisorMachine:
     # --- an exit: ``handle_info``, ``restart/2`` and ``do_auto_shutdown`` ------------------
 
     def _exited(self, event: msg.Exited) -> Operation:
-        child = self._running(event)
+        child = self.running(event)
         if child is None:
             return
-        reason, directive = event.reason, event.directive
-        if directive is None and self.spec.decider is not None:
-
-            def failed(error: BaseException) -> None:
-                text = error_text(error)
-                self._announce(notices.CallbackFailed, "decider", text, child=child)
-
-            directive = self.spec.decider.directive(reason, child.spec.id, failed=failed)
-        child.fruitless += child.incarnation > 1 and not event.was_useful
+        reason = event.reason
         child.last_exit, child.exited = reason, None
-        match verdict(child.spec.restart, reason, directive):
+        match verdict(child.spec.restart, reason, event.directive):
             case Directive.RESTART:
                 is_preempted = reason.signal == SIGTERM and reason.is_failure
                 free = is_preempted and not self.spec.count_preemption
@@ -385,7 +377,7 @@ class SupervisorMachine:
                     why = f"auto-shutdown: {child.key} ended"
                     yield from self._leave(ExitReason(ExitKind.SHUTDOWN, why))
 
-    def _running(self, event: msg.Exited) -> Child | None:
+    def running(self, event: msg.Exited) -> Child | None:
         """Return the child whose exit *event* is; None for an exit of an earlier incarnation."""
         child = self.children.get(event.child)
         if child is None or child.serial != event.serial or child.status is not Status.RUNNING:
@@ -426,6 +418,7 @@ class SupervisorMachine:
             yield from self._give_up(child, why)
             return
         self.window, child.status = window, Status.UNDEFINED
+        child.fruitless += 1
         if self.spec.backoff is None:
             yield from self._start_again(child)
             return
@@ -439,7 +432,6 @@ class SupervisorMachine:
         if failed is None:
             return
         child, limit = failed[0], self.spec.fruitless_limit
-        child.fruitless += 1
         if self.spec.backoff is not None or (limit is not None and child.fruitless >= limit):
             yield from self._restart(child)
         else:  # OTP's ``try_again_restart``: through the mailbox, and it counts again

@@ -71,7 +71,7 @@ class SupervisorActor(ProtectedActor):
         self.ended: ExitReason | None = None
         self.on_use, self._on_start, self._on_exit = on_use, on_start, on_exit
         self._lock = threading.RLock()  # a finalizer may interrupt its holder
-        # Held while the machine decides or is shown; reentrant, for deciders that take a snapshot.
+        # Held while the machine decides or is shown; reentrant, as above.
         self._deciding = threading.RLock()
         self._starts: dict[str, StartContext] = {}
         self._unanswered: dict[int, Any] = {}  # callers, wherever their requests are
@@ -153,8 +153,17 @@ class SupervisorActor(ProtectedActor):
         event = message
         if isinstance(event, msg.Exited | msg.NotStarted):
             with self._lock:
-                if event.serial == getattr(self._starts.get(event.child), "serial", None):
+                start = self._starts.get(event.child)
+                if start is not None and start.serial == event.serial:
                     del self._starts[event.child]
+            if (
+                isinstance(event, msg.Exited)
+                and event.directive is None
+                and start is not None
+                and self.machine.running(event)
+            ):
+                # Without the lock: the rules may take a snapshot of the tree, as others do.
+                event = replace(event, directive=start.directive(event.reason))
         elif isinstance(event, msg.Request):
             starts = list(self._starts.values())
             event = replace(event, dead=frozenset(one.serial for one in starts if one.has_ended))

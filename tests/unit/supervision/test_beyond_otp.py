@@ -124,6 +124,18 @@ def test_restarts_of_no_use_end_early_and_progress_resets_the_count() -> None:
     top.close()
 
 
+def test_a_start_by_hand_is_no_restart_that_was_of_no_use() -> None:
+    scripted = ScriptedChild()
+    with Supervisor(tree(ChildSpec("a", scripted), fruitless_limit=1)) as top:
+        scripted.contexts.get(timeout=LIMIT)
+        top.terminate_child("a", timeout=LIMIT)
+        top.restart_child("a", timeout=LIMIT)
+
+        scripted.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        assert scripted.contexts.get(timeout=LIMIT).incarnation == 3
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_actor_that_handled_a_message_and_the_supervisor_above_it_have_been_of_use(
     notices: Notices, nested: bool
@@ -274,6 +286,45 @@ def test_a_predicate_that_raises_says_nothing_and_costs_no_exit(
         failed = notices.wait(lambda n: isinstance(n, CallbackFailed))
         assert isinstance(failed, CallbackFailed)
         assert (failed.path, failed.callback) == ("top/a", "decider")
+
+
+def test_two_deciders_may_look_at_the_tree_at_once(notices: Notices) -> None:
+    both, looked = threading.Barrier(2), SimpleQueue[str]()
+
+    def look(_: object) -> bool:
+        both.wait(LIMIT)
+        looked.put(top.render())
+        return False
+
+    scripted = {key: ScriptedChild() for key in "ab"}
+    decider = Decider((Rule(look, Directive.STOP),))
+    subs = [
+        SupervisorSpec(f"sub-{key}", children=[ChildSpec(key, child)], decider=decider)
+        for key, child in scripted.items()
+    ]
+    with Supervisor(tree(*subs), subscriber=notices) as top:
+        for child in scripted.values():
+            child.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        for key in scripted:
+            notices.wait_started(f"top/sub-{key}/{key}", 2)
+    assert looked.qsize() == 2
+
+
+@pytest.mark.parametrize("directive", [None, Directive.RESTART])
+def test_a_decider_is_not_asked_about_an_end_that_was_requested_or_has_a_directive(
+    directive: Directive | None, notices: Notices
+) -> None:
+    asked = SimpleQueue[object]()
+    scripted = ScriptedChild()
+    spec = tree(ChildSpec("a", scripted), decider=Decider((Rule(asked.put, Directive.STOP),)))  # type: ignore[arg-type]
+    with Supervisor(spec, subscriber=notices) as top:
+        if directive is None:
+            top.terminate_child("a", timeout=LIMIT)
+        else:
+            scripted.contexts.get(timeout=LIMIT).exited(CRASH, directive)
+            notices.wait_started("top/a", 2)
+    assert asked.empty()
 
 
 def test_an_exception_that_cannot_be_shown_costs_no_exit(notices: Notices) -> None:
