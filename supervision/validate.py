@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
@@ -75,7 +76,9 @@ def check_count(field: str, value: object, least: int = 1) -> int:
 
 def check_number(field: str, value: object, least: float = 0.0, most: float = math.inf) -> float:
     """Return *value* if it is a finite number from *least* to *most*."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(field, value, "give a finite number")
+    if not abs(value) <= sys.float_info.max:  # `math.isfinite` raises for a greater integer
         raise SpecError(field, value, "give a finite number")
     if not least <= value <= most:
         upper = "" if most == math.inf else f" and <= {most:g}"

@@ -39,8 +39,8 @@ Match: TypeAlias = type[BaseException] | ExitKind | str | Callable[[Cause], bool
 class Rule:
     """A *match* leads to *directive*, in the child of id *child* or, if that is None, in all.
 
-    It is an exception type (subclasses too), an `ExitKind`, the name of an exception type (bare or
-    qualified, for types that the driver has not imported), or a predicate.
+    It is an exception type (subclasses too), an `ExitKind` or its word, the name of an exception
+    type (bare or qualified, for types that the driver has not imported), or a predicate.
     """
 
     match: Match
@@ -49,7 +49,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         given = cast("object", self.match)
-        if not (callable(given) or isinstance(given, str)):
+        is_other = isinstance(given, type) and not issubclass(given, BaseException)
+        if is_other or not (callable(given) or isinstance(given, str)):
             remedy = "give an exception type, its name, an ExitKind or a predicate"
             raise SpecError("match", given, remedy)
         check_kind("directive", self.directive, Directive)
@@ -60,10 +61,9 @@ class Rule:
         if self.child is not None and self.child != child:
             return False
         match self.match:
-            case ExitKind() as kind:
-                return isinstance(cause, ExitReason) and cause.kind is kind
-            case str() as name:
-                return isinstance(cause, BaseException) and name in _names(type(cause))
+            case str() as name:  # an ExitKind, or its word, too
+                is_exit = isinstance(cause, ExitReason)
+                return cause.kind == name if is_exit else name in _names(type(cause))
             case type() as kind:
                 return isinstance(cause, kind)
             case predicate:

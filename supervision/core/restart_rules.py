@@ -206,12 +206,10 @@ class BackOff:
         """
         if self.initial == 0:
             return 0.0
-        # The exponent is bounded first: 2.0 ** 5000 is an error, not a long delay.
-        steps = 0
-        if self.factor > 1:
-            most = math.ceil(math.log(self.maximum / self.initial, self.factor))
-            steps = min(max(0, attempt - 1), most)
-        middle = min(self.maximum, self.initial * self.factor**steps)
+        try:
+            middle = min(self.maximum, self.initial * math.pow(self.factor, max(0, attempt - 1)))
+        except OverflowError:  # 2.0 ** 5000 is an error, not a long delay
+            middle = self.maximum
         return min(self.maximum, middle * (1 + self.jitter * (2 * jitter - 1)))
 
     def attempt_after(self, attempt: int, healthy_for: float) -> int:

@@ -225,8 +225,8 @@ class SupervisorSpec:
     def check_child(self, child: ChildSpec) -> None:
         """Raise unless *child* can be a child of this supervisor."""
         if child.significant and self.auto_shutdown is AutoShutdown.NEVER:
-            remedy = "a significant child needs an auto_shutdown other than never"
-            raise SpecError("significant", child.id, remedy)
+            remedy = f"child {child.id} is significant: give any_significant or all_significant"
+            raise SpecError("auto_shutdown", self.auto_shutdown, remedy)
 
 
 def actor_class(start: object) -> type[pykka.ThreadingActor] | None:

@@ -14,6 +14,7 @@ import pytest
 import phalanx
 from phalanx.supervision import (
     BRUTAL_KILL,
+    AutoShutdown,
     BackOff,
     ChildSpec,
     ChildType,
@@ -86,8 +87,8 @@ AnyRule: Any = Rule
             lambda: AnySupervisor(
                 "s", children=[AnyChild("a", start, restart="transient", significant=True)]
             ),
-            "significant",
-            "a",
+            "auto_shutdown",
+            AutoShutdown.NEVER,
         ),
         (lambda: AnyChild("a", start, args=5), "args", 5),
         (lambda: AnyChild("a", start, args="abc"), "args", "abc"),
@@ -100,6 +101,7 @@ AnyRule: Any = Rule
         (lambda: AnyDecider((5,)), "rules", 5),
         (lambda: AnyDecider((), "restart"), "default", "restart"),
         (lambda: AnyRule(ValueError, Directive.STOP, 5), "child", 5),
+        (lambda: AnyRule(int, Directive.STOP), "match", int),
         (lambda: AnyIntensity(-1), "max_restarts", -1),
         (lambda: AnyIntensity(1.5), "max_restarts", 1.5),
         (lambda: AnyIntensity(1, 0), "period", 0),
@@ -118,6 +120,12 @@ def test_bad_values_are_named_when_the_spec_is_built(build: Any, field: str, val
     assert caught.value.field == field
     assert repr(caught.value.value) == repr(value)
     assert caught.value.remedy
+
+
+def test_a_number_greater_than_any_float_is_refused() -> None:
+    for build in (partial(AnyChild, "a", start, shutdown=10**400), partial(Intensity, 1, 10**400)):
+        with pytest.raises(SpecError, match="give a finite number"):
+            build()
 
 
 def test_defaults_are_those_of_otp() -> None:

@@ -75,6 +75,7 @@ def test_delays_grow_by_the_factor_and_start_over_after_a_healthy_time() -> None
     backoff = BackOff(1.0, 2.0, 10.0, 0.0, reset_after=30.0)
 
     assert [backoff.delay(attempt) for attempt in (1, 2, 3, 4, 5, 6)] == [1, 2, 4, 8, 10, 10]
+    assert BackOff(1e-300, maximum=1e300).delay(10**6) == 1e300
     assert backoff.attempt_after(4, healthy_for=29.9) == 5
     assert backoff.attempt_after(4, healthy_for=30.0) == 1
 
@@ -101,6 +102,7 @@ def test_the_first_rule_that_applies_decides() -> None:
             Rule(KeyError, Directive.STOP, child="b"),
             Rule(LookupError, Directive.RESTART),
             Rule(ExitKind.KILLED, Directive.ESCALATE),
+            Rule("unresponsive", Directive.STOP),
             Rule(lambda cause: "odd" in str(cause), Directive.RESUME),
         )
     )
@@ -108,6 +110,7 @@ def test_the_first_rule_that_applies_decides() -> None:
     assert decider.directive(KeyError("k"), "a") is Directive.RESTART
     assert decider.directive(KeyError("k"), "b") is Directive.STOP
     assert decider.directive(ExitReason(ExitKind.KILLED)) is Directive.ESCALATE
+    assert decider.directive(ExitReason(ExitKind.UNRESPONSIVE)) is Directive.STOP
     assert decider.directive(ValueError("odd")) is Directive.RESUME
     assert decider.directive(ValueError("even")) is None
 
