@@ -260,9 +260,11 @@ class Deaths:
     def directive(self, worker: Worker, reason: ExitReason) -> Directive | None:
         """Return what the user's decider says of an unasked exit, or said in the worker."""
         failure, decider = worker.failure, self._decider
+        if decider is None:
+            return None  # a worker has the usual rules then, and their restart is that of a crash
         if failure is not None and failure.directive:
             return Directive(failure.directive)
-        if decider is None or worker.asked:
+        if worker.asked:
             return None
         return decider.directive(reason, str(worker.rank), failed=self._group.report_error)
 

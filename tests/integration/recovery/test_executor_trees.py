@@ -274,6 +274,25 @@ def test_a_single_worker_is_restarted_by_its_type(
         assert before.wait_closed(LONG)
 
 
+def fail_on_the_device(_: Any) -> None:
+    raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_single_worker_that_a_cuda_error_ends_is_restarted_by_its_supervisor(
+    grow: Grow, runtime: Runtime
+) -> None:
+    launch = Launch(preload=(), transport=TRANSPORT)
+    tree = grow(worker_child("w", Echo, runtime=runtime, launch=launch))
+    before = executor(tree, "w")
+
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        before.collective_rpc(fail_on_the_device, LONG)
+
+    assert before.wait_closed(LONG)
+    assert replaced(tree, "w", before).collective_rpc("rank", LONG) == [0]
+    assert tree.status().children[0].incarnation == 2
+
+
 def test_the_shared_runtime_lives_as_long_as_the_tree_so_that_a_restart_imports_nothing_again(
     grow: Grow,
 ) -> None:
