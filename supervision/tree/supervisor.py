@@ -328,7 +328,10 @@ class Supervisor(SupervisorView):
         self._join()
 
     def kill(self) -> None:
-        """End the supervisor at once and kill its children; unkillable ones get a stop request."""
+        """End the supervisor at once and kill its children; unkillable ones get a stop request.
+
+        Nested supervisors are unkillable: they stop their children in order.
+        """
         if self._top.is_elsewhere:
             return
         self._top.kill()
