@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import UnionType
 
 _Word = TypeVar("_Word", bound=StrEnum)
+_MOST = sys.float_info.max  # `math.isfinite` raises for a greater integer
 
 
 def is_installed(package: str) -> bool:
@@ -76,9 +77,7 @@ def check_count(field: str, value: object, least: int = 1) -> int:
 
 def check_number(field: str, value: object, least: float = 0.0, most: float = math.inf) -> float:
     """Return *value* if it is a finite number from *least* to *most*."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SpecError(field, value, "give a finite number")
-    if not abs(value) <= sys.float_info.max:  # `math.isfinite` raises for a greater integer
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
         raise SpecError(field, value, "give a finite number")
     if not least <= value <= most:
         upper = "" if most == math.inf else f" and <= {most:g}"

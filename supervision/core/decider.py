@@ -49,7 +49,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         given = cast("object", self.match)
-        is_other = isinstance(given, type) and not issubclass(given, BaseException)
+        is_other = BaseException not in getattr(given, "__mro__", (BaseException,))  # another type
         if is_other or not (callable(given) or isinstance(given, str)):
             remedy = "give an exception type, its name, an ExitKind or a predicate"
             raise SpecError("match", given, remedy)
@@ -62,8 +62,9 @@ class Rule:
             return False
         match self.match:
             case str() as name:  # an ExitKind, or its word, too
-                is_exit = isinstance(cause, ExitReason)
-                return cause.kind == name if is_exit else name in _names(type(cause))
+                if isinstance(cause, ExitReason):
+                    return cause.kind == name
+                return name in _names(type(cause))
             case type() as kind:
                 return isinstance(cause, kind)
             case predicate:

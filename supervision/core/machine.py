@@ -174,8 +174,7 @@ class SupervisorMachine:
         elif not isinstance(event, msg.Outcome):  # one of an abandoned start is void
             if isinstance(event, msg.Exited) and (child := self.running(event)) is not None:
                 child.exited = event
-                if event.was_useful:
-                    child.fruitless = 0
+                child.fruitless *= not event.was_useful
             self._mailbox.append(event)
         while self._operation is None and self._mailbox:
             self._operation = self._begun(self._mailbox.popleft())
@@ -244,9 +243,7 @@ class SupervisorMachine:
 
     def _stop(self, child: Child) -> Operation:
         """Stop *child*: OTP's ``shutdown/1``. One whose exit is in the mailbox is stopped."""
-        if child.exited is not None:
-            self._gone(child, child.exited)
-        elif child.status is Status.RUNNING:
+        if child.status is Status.RUNNING:
             yield from self._stop_together([child])
         self._not_running(child)
 
@@ -259,8 +256,10 @@ class SupervisorMachine:
     def _stop_together(self, children: Iterable[Child]) -> Operation:
         """Stop *children*, which run, at once; for instances: ``terminate_dynamic_children``."""
         self._awaited = left = {child.serial: child for child in children}
-        for child in left.values():
-            if child.spec.shutdown is BRUTAL_KILL:
+        for child in list(left.values()):
+            if child.exited is not None:
+                self._gone(left.pop(child.serial), child.exited)
+            elif child.spec.shutdown is BRUTAL_KILL:
                 self._kill(child)
             else:
                 child.status, child.since = Status.STOPPING, self._now
@@ -300,8 +299,7 @@ class SupervisorMachine:
             self._announce(notices.ChildLost, child.incarnation, waited, child=child)
         else:
             child.last_exit = event.reason
-            if event.was_useful:
-                child.fruitless = 0
+            child.fruitless *= not event.was_useful
             self._announce_exit(child, "stopped by request")
 
     def _not_running(self, child: Child) -> None:
@@ -331,9 +329,6 @@ class SupervisorMachine:
     ) -> Operation:
         """Stop every child, then end with *reason*; *failed* is the child that did not start."""
         if self.spec.strategy.has_instances:
-            for one in self.children.values():
-                if one.exited is not None:
-                    self._gone(one, one.exited)
             yield from self._stop_together(one for one in self.children.values() if one.has_process)
             self.children.clear()
         else:
@@ -431,8 +426,8 @@ class SupervisorMachine:
         failed = yield from self._start_all((yield from self._stop_tied(child)))
         if failed is None:
             return
-        child, limit = failed[0], self.spec.fruitless_limit
-        if self.spec.backoff is not None or (limit is not None and child.fruitless >= limit):
+        child = failed[0]
+        if self.spec.backoff is not None:
             yield from self._restart(child)
         else:  # OTP's ``try_again_restart``: through the mailbox, and it counts again
             child.status, child.ticket = Status.RESTARTING, 0

@@ -71,8 +71,7 @@ class SupervisorActor(ProtectedActor):
         self.ended: ExitReason | None = None
         self.on_use, self._on_start, self._on_exit = on_use, on_start, on_exit
         self._lock = threading.RLock()  # a finalizer may interrupt its holder
-        # Held while the machine decides or is shown; reentrant, as above.
-        self._deciding = threading.RLock()
+        self._deciding = threading.RLock()  # held while the machine decides or is shown
         self._starts: dict[str, StartContext] = {}
         self._unanswered: dict[int, Any] = {}  # callers, wherever their requests are
         self._alarm: Cancel | None = None
@@ -119,10 +118,9 @@ class SupervisorActor(ProtectedActor):
             machine, child = self.machine, self.machine.children.get(key)
             if machine.ended is not None:
                 return True  # the supervisor above decides; the message to it is under way
-            is_settled = machine.is_ready and machine.is_idle
-            if child is None or (child.status is Status.UNDEFINED and is_settled):
+            if child is None or (below and not isinstance(child.spec.start, SupervisorSpec)):
                 return False
-            if below and not isinstance(child.spec.start, SupervisorSpec):
+            if child.status is Status.UNDEFINED and machine.is_ready and machine.is_idle:
                 return False
         nested = self.supervisors().get(key) if below else None
         return nested is None or nested.will_run(*below)  # None: it is being started
@@ -156,14 +154,9 @@ class SupervisorActor(ProtectedActor):
                 start = self._starts.get(event.child)
                 if start is not None and start.serial == event.serial:
                     del self._starts[event.child]
-            if (
-                isinstance(event, msg.Exited)
-                and event.directive is None
-                and start is not None
-                and self.machine.running(event)
-            ):
-                # Without the lock: the rules may take a snapshot of the tree, as others do.
-                event = replace(event, directive=start.directive(event.reason))
+            if start and isinstance(event, msg.Exited) and self.machine.running(event):
+                # Not under the lock: rules may take a snapshot of the tree.
+                event = replace(event, directive=event.directive or start.directive(event.reason))
         elif isinstance(event, msg.Request):
             starts = list(self._starts.values())
             event = replace(event, dead=frozenset(one.serial for one in starts if one.has_ended))

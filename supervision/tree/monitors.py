@@ -62,16 +62,15 @@ class Lifeline:
 
         return cancel
 
-    def end(self, reason: ExitReason) -> bool:
-        """End and call the watchers; return False, and call none, if it had ended before."""
+    def end(self, reason: ExitReason) -> None:
+        """End and call the watchers, unless it had ended before."""
         with self._lock:
             if self.reason is not None:
-                return False
+                return
             self.reason = reason
             watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             self._call(watcher, reason)
-        return True
 
     def _call(self, watcher: Watcher, reason: ExitReason) -> None:
         try:

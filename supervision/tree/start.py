@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.supervision.core import messages as msg
-from phalanx.supervision.core.restart_rules import NORMAL, SHUTDOWN, ExitKind, ExitReason
+from phalanx.supervision.core.restart_rules import SHUTDOWN, ExitKind, ExitReason
 from phalanx.supervision.core.spec import IGNORE, ChildHandle
 from phalanx.supervision.errors import error_text
 
+from .adapters import exit_reason
 from .monitors import Lifeline
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ class StartContext:
         with self._lock:
             if self._is_settled:
                 return
-            self._is_settled = True
-            self.handle = handle
+            self._is_settled, self.handle = True, handle
             abandoned = self._abandoned
         if abandoned is not None:
             self._drop(abandoned)
@@ -147,8 +147,7 @@ class StartContext:
             if end is not None:
                 self._post_end(*end)
         if handle is None:
-            failed = ExitReason(ExitKind.CRASH, error_text(error))
-            self.lifeline.end(NORMAL if error is None else failed)
+            self.lifeline.end(exit_reason(error))
 
     def _post_end(self, reason: ExitReason, directive: Directive | None) -> None:
         self._post(msg.Exited(self.key, self.serial, reason, directive, self._was_useful))

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import threading
 import time
 import warnings
@@ -131,11 +130,10 @@ class SupervisorView:
             SupervisorDown: The tree has ended; the message says why.
             TimeoutError: It does not run after *timeout* seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         changed = threading.Event()
         cancel = self._top.services.subscribe(lambda _notice: changed.set())
         try:
-            while True:
+            for left in wait_periods(timeout):
                 changed.clear()
                 # Before the look: it may start in between.
                 will_run = self._top.will_run(*self._path, *path.split("/"))
@@ -143,15 +141,13 @@ class SupervisorView:
                     found = self.child(path)
                     if found is not other_than:
                         return found
-                except (ChildRefused, SupervisorDown):
-                    if not will_run or self._top.ended is not None:
+                except ChildRefused:
+                    if not will_run:
                         raise
                 self._check_thread()
-                left = math.inf if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"{path} does not run after {timeout:g} s")
                 # Not every change is announced, such as a start that is ignored.
                 changed.wait(min(left, _RECHECK))
+            raise TimeoutError(f"{path} does not run after {timeout:g} s")
         finally:
             cancel()
 
@@ -197,8 +193,7 @@ class SupervisorView:
         for key in (*self._path, *below):
             nested = actor.supervisors().get(key)
             if nested is None:
-                text = f"{actor.machine.path}/{key}: no supervisor runs there"
-                raise self._gone() or SupervisorDown(text)
+                raise self._gone() or SupervisorDown(f"{actor.machine.path}/{key} does not run")
             actor = nested
         return actor
 
@@ -237,8 +232,7 @@ class SupervisorView:
             raise self._gone() or SupervisorDown()
         path = "/".join((self._top.machine.path, *self._path))
         if self._top.services.is_inside(path):
-            why = "this thread is its own, or that of a supervisor below it; use another one"
-            raise WouldDeadlock(f"{path} cannot wait for itself: {why}")
+            raise WouldDeadlock(f"{path} cannot wait for itself or one below: use another thread")
 
 
 class Supervisor(SupervisorView):
@@ -328,10 +322,7 @@ class Supervisor(SupervisorView):
         self._join()
 
     def kill(self) -> None:
-        """End the supervisor at once and kill its children; unkillable ones get a stop request.
-
-        Nested supervisors are unkillable: they stop their children in order.
-        """
+        """End at once, kill its children, ask unkillable ones; nested supervisors stop in order."""
         if self._top.is_elsewhere:
             return
         self._top.kill()
