@@ -16,7 +16,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "supervision": {
         "core": {"errors.py", "validate.py"},
         "ranks": {"core"},
-        "tree": {"core", "errors.py"},
+        "tree": {"core", "errors.py", "validate.py"},
     },
     "runtime": {
         "linux": set(),
