@@ -41,7 +41,7 @@ class RunLeaks:
 
     def left(self) -> list[LeakFound]:
         """Return what is left behind; wait some seconds for what is about to disappear."""
-        self._pids |= {pid for pid, _ in keys_in(self._folder, WORKERS)}
+        self._pids |= {pid for pid, _ in keys_in(self._folder.glob(f"*{WORKERS}"))}
         leaks = self._detector.wait_gone()
         return [LeakFound(at=now(), what=leak.what, name=leak.name) for leak in leaks]
 
@@ -52,8 +52,9 @@ def name_files() -> Callable[[], None]:
     return partial(setattr, tempfile, "template", before)
 
 
-def keys_in(folder: Path, suffix: str) -> set[tuple[int, int]]:
-    """Return the (pid, ticks) in the files of *folder* that end with *suffix*."""
-    lines = [line.split() for p in folder.glob(f"*{suffix}") for line in p.read_text().splitlines()]
+def keys_in(files: Iterable[Path]) -> set[tuple[int, int]]:
+    """Return the (pid, ticks) in those of *files* that exist."""
+    there = (path for path in files if path.exists())
+    lines = [line.split() for path in there for line in path.read_text().splitlines()]
     # The death of its writer may have cut a line short.
     return {(int(words[0]), int(words[1])) for words in lines if len(words) == 2}

@@ -85,7 +85,7 @@ class WorkerProbe:
         name = f"{self._worker.group}-{self._worker.rank}".replace("/", "_")
         self._own = f"{name}-{self._worker.incarnation}-{os.getpid()}"
         self._journal = Journal(self._folder, f"worker-{self._own}")
-        self._pids = f"{name}{WORKERS}"  # of all incarnations of this rank
+        self._pids = self._folder / f"{name}{WORKERS}"  # of all incarnations of this rank
         self._context: WorkerContext | None = None
         self._turn = 0
         self.after_reply: Callable[[], None] = lambda: self._obey("reply")
@@ -115,7 +115,7 @@ class WorkerProbe:
 
     def _outlived(self) -> Iterator[int]:
         """Yield the processes of earlier incarnations of this rank that still exist."""
-        for pid, ticks in sorted(keys_in(self._folder, self._pids)):
+        for pid, ticks in sorted(keys_in([self._pids])):
             task = procfs.read(pid)
             if task is None or task.ticks != ticks or task.is_dead:
                 continue
@@ -135,7 +135,8 @@ class WorkerProbe:
     def _note(self, pid: int) -> None:
         task = procfs.read(pid)
         if task is not None:
-            with (self._folder / self._pids).open("a") as file:
+            # Of a full disk the journal tells.
+            with contextlib.suppress(OSError), self._pids.open("a") as file:
                 file.write(f"{pid} {task.ticks}\n")
 
     # --- calls --------------------------------------------------------------------------

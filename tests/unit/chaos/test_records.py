@@ -115,3 +115,22 @@ def test_a_pause_in_its_report_makes_no_process_older(tmp_path: Path) -> None:
 
     (started,) = map(json.loads, next(tmp_path.glob("worker-*.jsonl")).read_text().splitlines())
     assert started["at"] - started["age"] >= before - 0.02
+
+
+NOTED = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from phalanx.chaos.instrumentation.worker_probe import WorkerProbe
+
+for group, incarnation in (("draft-a[b]", 1), ("a[b]", 1), ("a[b]", 2)):
+    probe = WorkerProbe(Path(sys.argv[1]), group, 0, incarnation)
+    probe.woke(SimpleNamespace(rendezvous=None, epoch=incarnation), kept=False)
+"""
+
+
+def test_a_worker_is_beside_earlier_incarnations_of_its_own_group_only(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", NOTED, str(tmp_path)], check=True, timeout=60)
+
+    found = read_history(tmp_path).every(WorkerStarted)
+    assert [len(each.outlived) for each in found] == [0, 0, 1]
