@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SPREAD = 0.5  # how far, as a part of it, a fault's length is drawn from its usual one
 _WIDE = 8.0  # and of a node: as a factor, since `node_timeout`, from which it matters, is unknown
+_MOST = 1e9  # seconds; Python's locks wait for ten times that
+_MOST_OF_DRIVER = 8.0  # seconds of a stop; from 10 on, deaths and deadlines would be seen too late
 _LAST = 0.999999  # the greatest draw below 1, which rounding may reach
 
 
@@ -58,10 +60,13 @@ class ScheduledFault:
         if refusal := fault.refusal(self.target, self.point):
             raise refusal
         for field in ("at", "draw", "seconds"):
-            check_number(field, getattr(self, field))
+            check_number(field, getattr(self, field), 0.0, _MOST)
         if self.draw >= 1:
             raise SpecError("draw", self.draw, "give a number in [0, 1)")
         check_count("number", self.number)
+        if (self.fault, self.target) == ("stop", "driver") and self.seconds > _MOST_OF_DRIVER:
+            remedy = f"the checks of time allow {_MOST_OF_DRIVER:g} s for a driver that is stopped"
+            raise SpecError("seconds", self.seconds, remedy)
 
     def injected(self, **victim: Any) -> FaultInjected:
         """Return the event of its injection into *victim* now."""
@@ -146,7 +151,8 @@ class Schedule:
 
     def only(self, numbers: Sequence[int]) -> Schedule:
         """Return the part of it that has these numbers."""
-        return Schedule(tuple(each for each in self.faults if each.number in set(numbers)))
+        kept = set(numbers)
+        return Schedule(tuple(each for each in self.faults if each.number in kept))
 
     def to_json(self) -> str:
         """Return it as JSON."""

@@ -121,6 +121,8 @@ def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
         ('[{"at": 1, "fault": "kill", "draw": 1.0}]', r"draw=1\.0"),
         ('[{"at": 1, "fault": "kill", "number": [1]}]', r"number=\[1\]"),
         ('[{"at": 1, "fault": "kill", "number": 2}, {"at": 2, "fault": "kill"}]', "number=2"),
+        ('[{"at": 1, "fault": "stop", "target": "driver", "seconds": 9}]', "seconds=9"),
+        ('[{"at": 1, "fault": "cut", "seconds": 1e10}]', "seconds=10000000000"),
         ("[" * 100_000, "not JSON"),
     ],
 )
