@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.chaos.history import events as ev
 
-from .groups import lost_with, tied
+from .groups import lost_with, takes_kept, tied
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from .checker import Findings
 
-_ALL_RANKS = "restart ranks "  # how a decision begins that restarts kept survivors as well
 _EARLY = 0.05  # seconds by which a deadline may differ from the one in the history
 _LATE = 15.0  # seconds after a deadline; it takes milliseconds on an idle machine
 
@@ -134,20 +133,19 @@ def in_step(history: History) -> Findings:
     for group, events in history.by_group.items():
         runs: dict[tuple[int, int], list[ev.CallBegan | ev.CallEnded]] = defaultdict(list)
         for event in events:
-            if isinstance(event, ev.CallBegan | ev.CallEnded) and event.call in whole:
+            if isinstance(event, ev.CallBegan | ev.CallEnded):
                 runs[event.rank, event.incarnation].append(event)
         deaths = [event for event in events if isinstance(event, ev.RankDied | ev.RankExited)]
         for who, mine in runs.items():
-            for raised, then in pairwise(mine):
-                if not (
-                    isinstance(raised, ev.CallEnded)
-                    and raised.joined
-                    and isinstance(then, ev.CallBegan)
-                ):
+            last: ev.CallEnded | None = None
+            for then in mine:
+                if isinstance(then, ev.CallEnded):
+                    last = then if then.joined and then.call in whole else last
                     continue
-                if raised.epoch != then.epoch or any(
-                    raised.epoch == death.epoch and death.at <= then.at for death in deaths
-                ):
+                raised, last = last, None
+                if raised is None or raised.epoch != then.epoch:
+                    continue
+                if any(raised.epoch == death.epoch and death.at <= then.at for death in deaths):
                     continue
                 call = history.calls[raised.call]
                 left = {(e.rank, e.incarnation): e.at for e in call.ended if e.wire == raised.wire}
@@ -203,6 +201,9 @@ def with_cause(history: History) -> Findings:
     }
     starts = {each.worker: each.at for each in history.every(ev.RankStarted)}
     exits = {each.worker: each.at for each in history.every(ev.RankExited)}
+    sizes = {group: built.world_size for group, built in history.groups.items()}
+    for change in history.every(ev.ChangePlanned):
+        sizes[change.group] = max(sizes[change.group], change.world_size or 0)
     for number, call, issued, settled in history.settled:
         if history.is_excused(issued):
             continue
@@ -226,9 +227,9 @@ def with_cause(history: History) -> Findings:
                     for each in sent
                     if starts.get(each, math.inf) <= died.at and at <= exits.get(each, math.inf)
                 }
-                built, lost = history.groups[group], lost_with(history, died)
-                taken = set[int]().union(*(tied(built, each, built.world_size) for each in lost))
-                if there.isdisjoint(taken) and not died.decision.startswith(_ALL_RANKS):
+                built, lost, size = history.groups[group], lost_with(history, died), sizes[group]
+                taken = set[int]().union(*(tied(built, each, size, died.reason) for each in lost))
+                if there.isdisjoint(taken) and not takes_kept(built, died):
                     what = f"{death}, which affected no rank that it was sent to"
         if what:
             yield f"call {number} failed with {what}", (issued, *call.sent, settled)

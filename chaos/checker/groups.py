@@ -27,6 +27,7 @@ _THAW = 2.0  # seconds in which a node ends that was frozen for longer than its 
 _NODE = re.compile(r"node \d+ \(.*?\) was lost")  # in the reason of its ranks' deaths
 D = TypeVar("D", bound=ev.Event)
 _FOR_GOOD = ("give up", "stop the group")
+_FORMED_ANEW = ("out of step", "process group is broken")  # in the reason of a death
 
 
 def strategy(history: History) -> Findings:
@@ -49,15 +50,17 @@ def _too_many(built: ev.GroupBuilt, events: Sequence[ev.Event]) -> Findings:
         match event:
             case ev.RankDied(rank=int(dead)):
                 deaths.append(event)
-                taken = tied(built, dead, size)
-                # A rank that is starting does not re-form: it is restarted with the dead one. One
-                # that was started in this restart and cannot join takes all others along.
+                taken = tied(built, dead, size, event.reason)
+                # A rank that is starting does not re-form: it is restarted with the dead one.
                 if built.survivors == "keep":
-                    of_all = event.decision.startswith("restart ranks ")
-                    taken |= set(range(size)) - (set[int]() if of_all else ready)
+                    taken |= set(range(size)) - (set[int]() if takes_kept(built, event) else ready)
                 for rank in taken:
                     causes[rank].append(event)
                 ready.discard(dead)
+            case ev.RanksNotStarted():
+                for rank, _ in event.ranks:
+                    for each in tied(built, rank, size):
+                        causes[each].append(event)
             case ev.ChangePlanned():
                 size = event.world_size or size
                 for rank in range(size) if event.world_size else event.ranks:
@@ -104,7 +107,7 @@ def _too_few(built: ev.GroupBuilt, events: Sequence[ev.Event]) -> Findings:
                 if any(word in event.decision for word in _FOR_GOOD):
                     due.clear()
                     continue
-                for rank in tied(built, dead, size):
+                for rank in tied(built, dead, size, event.reason):
                     due[rank] = (event, incarnations.get(rank, 0))
             case ev.GroupUp():
                 for rank, (died, incarnation) in sorted(due.items()):
@@ -116,13 +119,18 @@ def _too_few(built: ev.GroupBuilt, events: Sequence[ev.Event]) -> Findings:
                 pass
 
 
-def tied(built: ev.GroupBuilt, rank: int, size: int) -> set[int]:
-    """Return the ranks that are restarted with *rank*."""
-    if built.survivors == "keep" or built.strategy == "one_for_one":
+def tied(built: ev.GroupBuilt, rank: int, size: int, reason: str = "") -> set[int]:
+    """Return the ranks that are restarted with *rank*, which ended for *reason*."""
+    if built.survivors == "keep":
         return {rank}
-    if built.strategy == "rest_for_one":
-        return set(range(rank, size))
-    return set(range(size))
+    if built.strategy == "one_for_all" or any(each in reason for each in _FORMED_ANEW):
+        return set(range(size))
+    return set(range(rank, size)) if built.strategy == "rest_for_one" else {rank}
+
+
+def takes_kept(built: ev.GroupBuilt, died: ev.RankDied) -> bool:
+    """Whether a rank *died* that had just been started, and takes along those that are kept."""
+    return built.survivors == "keep" and died.decision.startswith("restart ranks ")
 
 
 def lost_node(reason: str) -> str:
@@ -253,6 +261,8 @@ def deaths_known(history: History) -> Findings:
     for injected in history.every(ev.FaultInjected):
         if not injected.lethal or injected.rank is None or injected.incarnation is None:
             continue
+        if injected.fault == "term":
+            continue  # its `on_stop` may take longer
         end = exited.get((injected.group, injected.rank, injected.incarnation))
         if end is None or lost_node(end.reason) or history.is_excused(injected):
             continue  # that it is lost may be known at the end of its lease only

@@ -149,9 +149,20 @@ def told_of_the_death_of_another(teller: Teller) -> None:
     teller.add(GroupBuilt, group="g", world_size=2, strategy="one_for_one", intensity=3, period=60)
     call = teller.issue(shape="single", rank=0)
     teller.begin(call, teller.send(call, 0), 0)
-    teller.die(1)
+    teller.die(1, "restart rank 1")
     teller.settle(call, "died")
     teller.start(1, meets=False, new_epoch=False)
+
+
+def told_of_the_death_of_a_later_rank(teller: Teller) -> None:
+    """Under rest_for_one, which restarts two ranks and keeps the one that the call was sent to."""
+    built = {"group": "g", "world_size": 3, "intensity": 3, "period": 60.0}
+    teller.add(GroupBuilt, strategy="rest_for_one", **built)
+    call = teller.issue(shape="single", rank=0)
+    teller.begin(call, teller.send(call, 0), 0)
+    teller.die(1, "restart ranks 1, 2", stopped=(2,))
+    teller.settle(call, "died")
+    teller.start(1, 2)
 
 
 def told_of_an_end_that_was_none(teller: Teller) -> None:
@@ -270,6 +281,19 @@ def went_on_without_the_other(teller: Teller, *, joined: bool = True) -> None:
     teller.settle(calls[1])
     for rank in (0, 1):
         teller.take(calls[1], second, rank)
+
+
+def went_on_with_a_call_of_its_own(teller: Teller) -> None:
+    """Rank 0 raises, and begins a call to it alone before rank 1 has ended the first."""
+    first, own = teller.issue(), teller.issue(shape="single", rank=0)
+    wires = teller.send(first), teller.send(own, 0)
+    for rank in (0, 1):
+        teller.begin(first, wires[0], rank)
+    teller.end(first, wires[0], 0, "ValueError", joined=True)
+    teller.run(own, wires[1], 0)
+    teller.end(first, wires[0], 1)
+    teller.settle(first, "error")
+    teller.settle(own)
 
 
 def passed_over(teller: Teller) -> None:

@@ -70,10 +70,16 @@ class Teller:
     def pid(self, rank: int) -> int:
         return 1000 + 100 * rank + self.incarnations[rank]
 
-    def die(self, rank: int, decision: str = "restart", stopped: tuple[int, ...] = ()) -> None:
+    def die(
+        self,
+        rank: int,
+        decision: str = "restart",
+        stopped: tuple[int, ...] = (),
+        reason: str = "killed",
+    ) -> None:
         who = {**self.who(rank), "pid": self.pid(rank)}
-        self.add(RankExited, **who, reason="killed")
-        self.add(RankDied, **who, reason="killed", decision=decision)
+        self.add(RankExited, **who, reason=reason)
+        self.add(RankDied, **who, reason=reason, decision=decision)
         self.add(GroupDown, group="g", epoch=self.epoch, cause="a death")
         for other in stopped:
             self.add(RankExited, **self.who(other), pid=self.pid(other), reason="shutdown")

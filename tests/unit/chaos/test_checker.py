@@ -169,6 +169,77 @@ def test_starts_that_failed_may_explain_why_a_group_gave_up() -> None:
     assert teller.broken() == set()
 
 
+@pytest.mark.parametrize("strategy", ["one_for_one", "rest_for_one"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "hung: the ranks are out of step: rank 0 raised ValueError in 'm', rank 1 had not ended it",
+        "the process group is broken: rank 1 raised RuntimeError: gloo in 'm'",
+    ],
+)
+def test_ranks_that_are_out_of_step_are_all_restarted(strategy: str, reason: str) -> None:
+    teller = whole(3, strategy=strategy)
+    call = teller.issue(shape="single", rank=0)
+    teller.begin(call, teller.send(call, 0), 0)
+    teller.die(1, "restart ranks 0, 1, 2", stopped=(0, 2), reason=reason)
+    teller.settle(call, "died")
+    teller.start(0, 1, 2)
+    teller.close()
+
+    assert teller.broken() == set()
+
+    teller = whole(3, strategy=strategy)
+    teller.die(1, "restart rank 1", reason=reason)
+    teller.start(1)
+    teller.close()
+
+    assert teller.broken() == {"strategy"}
+
+
+def test_ranks_that_got_no_process_have_others_restarted_with_them() -> None:
+    teller = whole(3, strategy="rest_for_one")
+    teller.die(2, "restart rank 2")
+    teller.epoch += 1
+    teller.incarnations[2] += 1
+    teller.add(RankStarted, **teller.who(2), pid=2)
+    teller.add(RanksNotStarted, group="g", ranks=((1, 2),), reason="no process")
+    for rank in (1, 2):
+        teller.add(RankExited, **teller.who(rank), pid=2, reason="shutdown")
+    teller.start(1, 2)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_a_death_may_take_along_ranks_that_a_resize_has_added() -> None:
+    teller = whole(strategy="rest_for_one")
+    teller.add(ChangePlanned, group="g", world_size=3)
+    for rank in range(2):
+        teller.add(RankExited, **teller.who(rank), pid=1, reason="shutdown")
+    teller.size = 3
+    teller.incarnations[2] = 0
+    teller.start(0, 1, 2)
+    call = teller.issue(shape="single", rank=2)
+    teller.begin(call, teller.send(call, 2), 2)
+    teller.die(1, "restart ranks 1, 2", stopped=(2,))
+    teller.settle(call, "died")
+    teller.start(1, 2)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_a_rank_that_is_asked_to_end_may_take_its_time() -> None:
+    teller = whole()
+    victim = {"group": "g", "rank": 0, "incarnation": 1, "lethal": True}
+    teller.add(FaultInjected, number=1, fault="term", target="0", **victim)
+    teller.now += 11.0
+    teller.restart()
+    teller.close()
+
+    assert teller.broken() == set()
+
+
 def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> None:
     teller = whole()
     for turn in range(100):
@@ -263,6 +334,7 @@ def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one
         ("one_epoch", lies.one_sending_in_two_epochs),
         ("one_epoch", lies.answers_of_two_sendings),
         ("in_step", lies.went_on_without_the_other),
+        ("in_step", lies.went_on_with_a_call_of_its_own),
         ("own_reply", lies.answer_of_another_call),
         ("own_reply", lies.answer_of_another_rank),
         ("own_reply", lies.answer_of_an_earlier_incarnation),
@@ -274,6 +346,7 @@ def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one
         ("with_cause", lies.told_of_a_death_without_a_report),
         ("with_cause", lies.told_of_the_death_before_it_was_sent),
         ("with_cause", lies.told_of_the_death_of_another),
+        ("with_cause", lies.told_of_the_death_of_a_later_rank),
         ("with_cause", lies.told_of_an_end_that_was_none),
         ("strategy", lies.restarted_alone_though_all_are_tied),
         ("strategy", lies.restarted_without_a_cause),
@@ -294,7 +367,7 @@ def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one
     ],
 )
 def test_a_lie_is_found_by_its_rule(invariant: str, lie: Callable[[Teller], None]) -> None:
-    teller = whole()
+    teller = whole(3 if lie is lies.told_of_the_death_of_a_later_rank else 2)
     lie(teller)
     teller.close()
 
