@@ -16,12 +16,12 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.runtime import procfs
+from phalanx.runtime import process_tree, procfs
 from phalanx.supervision import Phase
 
 from .catalog import FAULTS, HELPERS, NodeNetwork, is_rank
 from .processes import TargetProcess, freeze_node, helpers_of, kill_node, labelled, tasks_of_node
-from .worker_faults import ANY_RANK, Orders, inject_here, is_by_worker, withdraw
+from .worker_faults import ANY_RANK, Orders, is_by_worker, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,9 +127,10 @@ class Nemesis:
                 if all(withdrawn):
                     self._miss(fault, "the run was over before a worker came to it")
             self._ordered = []
-            ends, self._ends = self._ends, []
-        for end in ends:
+        while self._ends:  # after an interrupt, `close` goes on with those that are left
+            end = self._ends[-1]
             end()
+            self._ends.remove(end)
 
     def close(self) -> None:
         """Stop, and report what was missed."""
@@ -145,16 +146,22 @@ class Nemesis:
         """Inject what waits for *point*, which these (rank, incarnation) pass."""
         if not self._waiting or (self._over and point != "closing"):
             return
+        among = tuple(rank for rank, _ in ranks)
         with self._lock:
-            here = [fault for fault in self._waiting if fault.point == point]
+            here = [
+                fault
+                for fault in self._waiting
+                if fault.point == point
+                and (not is_rank(fault.target) or int(fault.target) in among)
+            ]
             here = here if point == "closing" else here[:1]  # closing comes once, and takes all
             self._waiting = [fault for fault in self._waiting if fault not in here]
-        among = tuple(rank for rank, _ in ranks)
         for fault in here:
             victims = among
-            if fault.target != "group" and among:
-                named = int(fault.target) if is_rank(fault.target) else -1
-                victims = (named if named in among else among[int(fault.draw * len(among))],)
+            if is_rank(fault.target):
+                victims = (int(fault.target),)
+            elif fault.target != "group" and among:
+                victims = (among[int(fault.draw * len(among))],)
             self._signal(fault, group, victims)
 
     # --- injection ----------------------------------------------------------------------
@@ -186,8 +193,9 @@ class Nemesis:
 
     def _signal(self, fault: ScheduledFault, group: Group, ranks: tuple[int, ...]) -> None:
         if fault.target == "driver":
-            self._record(fault, group, TargetProcess.of(os.getpid()))
-            inject_here(fault.fault, fault.seconds)
+            driver = TargetProcess.of(os.getpid())
+            self._record(fault, group, driver)
+            driver.inject(fault.fault, fault.seconds)
             return
         if fault.target in HELPERS:
             found, missing = self._helper(fault, group), f"there was no {fault.target} process"
@@ -232,7 +240,8 @@ class Nemesis:
     def _helper(self, fault: ScheduledFault, group: Group) -> list[TargetProcess]:
         every = [each for each in helpers_of(os.getpid()) if each.role == fault.target]
         if fault.target in ("standby", "store"):
-            every = [each for each in every if each.label.startswith(f"{group.spec.name}/")]
+            name = process_tree.clean_label(f"{group.spec.name}/")
+            every = [each for each in every if each.label.startswith(name)]
         # The helpers of a runtime that existed before the run come last.
         found = [each for each in every if each.pid not in self._before] or every
         index = int(fault.draw * len(found))
@@ -266,7 +275,7 @@ def _prepared(
         return partial(kill_node, node.place)
     if fault.fault == "freeze":
         return partial(freeze_node, node.place, fault.seconds)
-    if starter.pid in (1, os.getpid()):
+    if starter.pid in (1, *procfs.ancestors(os.getpid())):  # those adopt what has lost its parent
         return "the driver itself has started the node"
     return partial(TargetProcess(*starter.key).inject, "kill")
 
@@ -276,8 +285,10 @@ def _disturb(network: NodeNetwork, node: int, fault: ScheduledFault) -> Callable
     is_over = threading.Event()
 
     def heal_in_time() -> None:
-        is_over.wait(fault.seconds)
-        heal()
+        try:
+            is_over.wait(fault.seconds)
+        finally:
+            heal()
 
     def end() -> None:
         is_over.set()
@@ -293,9 +304,9 @@ def process_of(group: Group, rank: int) -> TargetProcess | None:
     for info in group.shared.view.ranks:
         if info.rank == rank and info.pid is not None:
             task = procfs.read(info.pid)
-            if task is not None and task.parent != os.getpid():
+            if task is not None and (task.parent != os.getpid() or task.is_dead):
                 task = None
-            label = f"{group.spec.name}/{rank}#{info.incarnation}"
+            label = process_tree.clean_label(f"{group.spec.name}/{rank}#{info.incarnation}")
             for node in group.shared.nodes():  # the number of the process may be of its namespace
                 if rank in node.ranks and node.place:
                     started = labelled(tasks_of_node(node.place))

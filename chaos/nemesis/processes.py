@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 _CONTINUE = """
 import signal, sys, time
-time.sleep(float(sys.argv[1]))
-for pidfd in map(int, sys.argv[2:]):
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-    except ProcessLookupError:
-        pass
+for pause in float(sys.argv[1]), 1.0:  # again: the stop itself may have been held up
+    time.sleep(pause)
+    for pidfd in map(int, sys.argv[2:]):
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        except OSError:
+            pass
 """
 _STOP = 5.0  # seconds
 _LABEL = re.compile(r"([^;/]*)/\d+\.([^;]*);*$")  # a tree, and the name of a process in it
@@ -98,7 +99,8 @@ def helpers_of(driver: int) -> list[TargetProcess]:
     """Return the helper processes that *driver* has started, by pid."""
     found: list[TargetProcess] = []
     for task, _, name in labelled(_children(driver)):
-        is_guardian = b"guardian" in (procfs.content(f"/proc/{task.pid}/cmdline") or b"")
+        words = procfs.content(f"/proc/{task.pid}/cmdline") or b""
+        is_guardian = process_tree.is_guardian(words)
         roles = ["guardian"] if is_guardian else [r for r in _ROLES if _ROLES[r].search(name)]
         found += [TargetProcess(*task.key, name, role) for role in roles[:1]]
     return sorted(found, key=lambda each: each.pid)
@@ -141,10 +143,13 @@ def freeze_node(place: str, seconds: float) -> Callable[[], None]:
     target = process_tree.TreeTarget(f"{place}/".encode())
     try:
         process_tree.stop_all(target, held, time.monotonic() + _STOP)
+        sleeper = _continue_after(seconds, *(pidfd for pidfd, _ in held.values()))
+    except BaseException:
+        for pidfd, _ in held.values():
+            process_tree.send_signal(pidfd, signal.SIGCONT)
+        raise
     finally:
-        pidfds = [pidfd for pidfd, _ in held.values()]
-        sleeper = _continue_after(seconds, *pidfds)
-        for pidfd in pidfds:
+        for pidfd, _ in held.values():
             os.close(pidfd)
 
     def resume() -> None:

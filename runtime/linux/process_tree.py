@@ -42,7 +42,7 @@ _SHORTEST_TAG = 32  # the hexadecimal name of a tree
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
 _SHORT = 0.02  # seconds until a descriptor may have become free
 _TRACKER = b"from multiprocessing.resource_tracker import main"
-_GUARDIANS = (b"phalanx: guardian", b"phalanx_bare.guardian_main")  # with its title, and before
+_GUARDIAN, _GUARDIAN_BEFORE = b"phalanx: guardian", b"phalanx_bare.guardian_main"  # its title
 _TIDY = 2.0  # seconds for a tracker to do its work
 _LISTINGS = 100  # of the processes in one look; mostly it takes one or two
 
@@ -72,11 +72,16 @@ class TreeTag:
 
     def of(self, number: int, label: str) -> ProcessTag:
         """Return the tag of the process with this *number*, unique in the tree."""
-        clean = "".join(c if c.isascii() and c.isprintable() and c != ";" else "_" for c in label)
-        own = f"{self.tree}/{number}.{clean[:_LABEL_BYTES]}{_FILL}"
+        own = f"{self.tree}/{number}.{clean_label(label)}{_FILL}"
         # Of one length in one tree, so that one tag can overwrite another.
         width = len(self.outer) + len(self.tree) + _LABEL_BYTES + 24
         return ProcessTag(own.encode(), (self.outer + own).ljust(width, _FILL))
+
+
+def clean_label(label: str) -> str:
+    """Return what a tag shows of *label*."""
+    clean = (c if c.isascii() and c.isprintable() and c != _FILL else "_" for c in label)
+    return "".join(clean)[:_LABEL_BYTES]
 
 
 class ProcessTag(NamedTuple):
@@ -275,7 +280,7 @@ def stop_all(
             pidfd = open_pidfd(task)
             if pidfd is not None:
                 held[task.key] = pidfd, victim
-                if guardians or not _is_guardian(_words(task.pid)):
+                if guardians or not is_guardian(_words(task.pid)):
                     send_signal(pidfd, signal.SIGSTOP)
         if time.monotonic() >= deadline:
             return
@@ -296,7 +301,7 @@ def _end_all(
     others: list[int] = []
     for pidfd, victim in held.values():
         words = _words(victim.pid)
-        kind = trackers if _TRACKER in words else guardians if _is_guardian(words) else others
+        kind = trackers if _TRACKER in words else guardians if is_guardian(words) else others
         kind.append(pidfd)
     for pidfds in (others, guardians):
         for pidfd in pidfds:
@@ -322,9 +327,9 @@ def _words(pid: int) -> bytes:
     return procfs.content(f"/proc/{pid}/cmdline") or b""
 
 
-def _is_guardian(words: bytes) -> bool:
+def is_guardian(words: bytes) -> bool:
     """Whether a process with that command line is the guardian of a driver."""
-    return any(each in words for each in _GUARDIANS)
+    return words.rstrip(b"\0") == _GUARDIAN or _GUARDIAN_BEFORE in words
 
 
 def open_pidfd(task: Task) -> int | None:

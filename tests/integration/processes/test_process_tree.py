@@ -174,7 +174,7 @@ def test_a_guardian_is_known_as_one_before_it_has_its_title() -> None:
         process.send_signal(signal.SIGSTOP)  # its interpreter is still starting
         try:
             wait_until(lambda: procfs.command(process.pid))  # its program is there
-            assert process_tree._is_guardian(process_tree._words(process.pid))
-            assert not process_tree._is_guardian(process_tree._words(os.getpid()))
+            assert process_tree.is_guardian(process_tree._words(process.pid))
+            assert not process_tree.is_guardian(process_tree._words(os.getpid()))
         finally:
             process.kill()
