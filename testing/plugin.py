@@ -64,7 +64,7 @@ class ChaosRuns:
             SpecError: the arguments are invalid; nothing was started.
         """
         __tracebackhide__ = True
-        from phalanx.chaos import run_chaos  # noqa: PLC0415  # imported only if used
+        from phalanx.chaos import Chaos, run_chaos  # noqa: PLC0415  # imported only if used
 
         asked = {**self._fields, **fields}
         own = asked.pop("seed", None)
@@ -72,9 +72,10 @@ class ChaosRuns:
             self.seed = own
         if asked.get("record") is None:
             asked["record"] = self._folder / f"chaos-{len(self.records) + 1}"
-        result = run_chaos(target, seed=self.seed, **asked)
-        assert result.record is not None
-        self.records.append(result.record)
+        plan = Chaos(seed=self.seed, **asked)
+        assert plan.record is not None
+        self.records.append(plan.record)  # also of a run that raises
+        result = run_chaos(target, plan)
         if check and not result.ok:
             pytest.fail(result.render())
         return result

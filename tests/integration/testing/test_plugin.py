@@ -51,11 +51,20 @@ def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
         result = phalanx_chaos(lying, check=False, duration=1.0)
         assert result.plan.seed == phalanx_chaos.seed
         assert {each.invariant for each in result.violations} == {"right_answers"}
+
+    def test_that_tries_again(phalanx_chaos):
+        def broken():
+            raise KeyError("of the factory")
+
+        for _ in range(2):
+            with pytest.raises(KeyError, match="of the factory"):
+                phalanx_chaos(broken, duration=1.0)
+        assert [each.name for each in phalanx_chaos.records] == ["chaos-1", "chaos-2"]
     """,
         "--chaos-seed=41",
     )
 
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         [
             "*right_answers*",
