@@ -92,16 +92,17 @@ class Session:
         with recording(self.folder):
             self._journal = Journal(self.folder, f"driver-{self.number}")
         self._leaks = RunLeaks(self.folder)
-        self._nemesis = Nemesis(
-            self.folder, self._journal, groups=lambda: [*self._probe.groups], look=self._look
-        )
+        with recording(self.folder):
+            self._nemesis = Nemesis(
+                self.folder, self._journal, groups=lambda: [*self._probe.groups], look=self._look
+            )
         # Not exceeded even if each fault ends every rank.
         raised = Intensity(100 + 64 * len(self.plan.planned), 60.0)
         intensity = None if self.plan.keep_intensity else raised
         self._probe = DriverProbe(self.folder, self._journal, self._nemesis, self.number, intensity)
 
     def _look(self) -> None:
-        places = (node.place for group in self._probe.groups for node in group.shared.nodes())
+        places = [node.place for group in self._probe.groups for node in group.shared.nodes()]
         self._leaks.look(os.getpid(), places)
 
     def run(self) -> None:
@@ -121,12 +122,18 @@ class Session:
                     if self._built is not None:
                         self._check_ranks(self._built)
                         self._serve(self._built)
+                except KeyboardInterrupt:
+                    self.interrupt.set()
+                    kill_ranks([*self._probe.groups])
+                    raise
                 finally:
-                    self._look()
                     built, self._built = self._built, None
-                    if built is not None:
-                        with self._killing_starts():
-                            built.close()
+                    try:
+                        self._look()
+                    finally:
+                        if built is not None:
+                            with self._killing_starts():
+                                built.close()
         except KeyboardInterrupt:
             closed = False
             kill_ranks([*self._probe.groups])
@@ -193,7 +200,7 @@ class Session:
         plan = self.plan
         seeds = [f"{plan.seed}/{self.number}/{i}" for i in range(plan.callers)]
         callers = Callers(
-            lambda: None if self._built is None else self._built.handle,
+            lambda: getattr(self._built, "handle", None),
             built.traffic or partial(make_calls, timeout=plan.call_timeout),
             [random.Random(seed) for seed in seeds],  # noqa: S311  # reproducible, not secret
             self._journal,
@@ -201,6 +208,7 @@ class Session:
         )
         began = time.monotonic() - self.offset
         callers.start()
+        is_cut = False
         try:
             for fault in plan.planned:
                 if fault.at < self.offset:
@@ -211,9 +219,14 @@ class Session:
                 self._injected += 1
                 self._nemesis.inject(fault)
             self._wait_until(began, plan.duration)
+        except KeyboardInterrupt:
+            is_cut = True
+            raise
         finally:
             callers.stop()
-            self._check_steady_state(callers, time.monotonic() + plan.recovery_limit)
+            self._nemesis.stop()
+            if not is_cut:
+                self._check_steady_state(callers, time.monotonic() + plan.recovery_limit)
 
     def _wait_until(self, began: float, at: float) -> None:
         """Wait for that moment of the run; build a group that has given up again."""
@@ -258,7 +271,6 @@ class Session:
 
     def _check_steady_state(self, callers: Callers, deadline: float) -> None:
         """Wait for calls in progress, and check that every group serves."""
-        self._nemesis.stop()
         self._wait(lambda: not callers.waiting(), deadline)
         waiting = callers.waiting()
         latest = {group.spec.name: group for group in self._probe.groups}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,12 +33,14 @@ class RunLeaks:
             patience=_SETTLE_TIMEOUT, own=own, children=False, devices=devices
         )
         self._detector.pids = self._pids = {os.getpid()}
+        self._lock = threading.Lock()  # hooks look as well, on any thread
 
     def look(self, driver: int, places: Iterable[str] = ()) -> None:
         """Note the processes and the shared memory of the run: of *driver*, and of its nodes."""
-        self._pids.add(driver)
-        self._detector.marks |= trees_of(driver) | set(filter(None, places))
-        self._detector.look()
+        with self._lock:
+            self._pids.add(driver)
+            self._detector.marks |= trees_of(driver) | set(filter(None, places))
+            self._detector.look()
 
     def left(self) -> list[LeakFound]:
         """Return what is left behind; wait some seconds for what is about to disappear."""

@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from phalanx.chaos.history.journal import recording
+
 from .catalog import FAULTS, SIGNALS, WORKER_POINTS
 from .processes import TargetProcess
 
@@ -66,8 +68,9 @@ class Orders:
         """Order *rank* of *group*, or ``any``, to inject *fault*: into *driver*, or into itself."""
         name = f"{_place(group, rank)}.{_moment_of(fault)}.{fault.number:06}"
         part = self._folder / f".{name}"
-        part.write_bytes(pickle.dumps((fault, driver)))
-        return part.rename(self._folder / name)
+        with recording(self._folder):
+            part.write_bytes(pickle.dumps((fault, driver)))
+            return part.rename(self._folder / name)
 
     def take(self, group: str, rank: int, moment: Moment) -> Order | None:
         """Return the oldest order for this rank and *moment*, if there is one."""
