@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from phalanx.chaos import Chaos, Progress, Schedule, Target
+from phalanx.chaos import session as of_run
+from phalanx.chaos.history.journal import Journal
 from phalanx.chaos.instrumentation.leaks import RunLeaks
 from phalanx.chaos.session import Session
 from phalanx.supervision import RuntimeFault
@@ -63,11 +66,15 @@ def test_a_target_is_closed_although_its_processes_cannot_be_listed(
     assert closed.is_set()
 
 
-def test_a_record_without_room_for_orders_is_named(tmp_path: Path, closed: threading.Event) -> None:
+def test_a_record_without_room_for_orders_is_named(
+    tmp_path: Path, closed: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "orders").touch()
 
-    with pytest.raises(RuntimeFault, match="record of the run could not be written"):
-        session(tmp_path, closed)
+    with closing(Journal(tmp_path, "driver-1")) as journal, monkeypatch.context() as patch:
+        patch.setattr(of_run, "Journal", lambda *_words: journal)
+        with pytest.raises(RuntimeFault, match="record of the run could not be written"):
+            session(tmp_path, closed)
 
 
 def test_one_thread_looks_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
