@@ -67,6 +67,7 @@ class Chaos:
     keep_intensity: bool = False
     recovery_limit: float = 60.0
     record: Path | None = None
+    _drawn: Schedule | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         given: Any = self.seed
@@ -85,7 +86,7 @@ class Chaos:
         if self.record is not None:
             self._set("record", _new_folder(self.record))
         if self.schedule is None:
-            self._set("schedule", self._draw(patterns))
+            self._set("_drawn", self._draw(patterns))
         elif not isinstance(self.schedule, Schedule):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may err
             raise SpecError("schedule", self.schedule, "give a Schedule")
         self._check_schedule()
@@ -111,8 +112,14 @@ class Chaos:
     @property
     def planned(self) -> Schedule:
         """The schedule, drawn or given."""
-        assert self.schedule is not None
-        return self.schedule
+        schedule = self.schedule if self._drawn is None else self._drawn
+        assert schedule is not None
+        return schedule
+
+    @property
+    def drawn_from(self) -> int | None:
+        """The seed of the schedule; None if that was given."""
+        return self.seed if self.schedule is None else None
 
     @property
     def hits_driver(self) -> bool:
@@ -127,13 +134,21 @@ class Chaos:
         cuts = [each.fault for each in self.planned if FAULTS[each.fault].needs == "network"]
         if cuts and self.hits_driver:
             remedy = "would outlive a driver that is killed: give faults of the driver another run"
-            raise SpecError("faults", cuts[0], remedy)
+            raise SpecError(self._source, cuts[0], remedy)
+
+    def check_machine(self) -> None:
+        """Raise `SpecError` if a fault cannot be injected on this machine."""
         needing = [each.fault for each in self.planned if FAULTS[each.fault].needs == "gpu"]
         if needing:
             with closing(find_gpus()) as inventory:
                 if not inventory.gpus():
                     remedy = "needs an NVIDIA GPU; none is visible here"
-                    raise SpecError("faults", needing[0], remedy)
+                    raise SpecError(self._source, needing[0], remedy)
+
+    @property
+    def _source(self) -> str:
+        """The field that the faults are from."""
+        return "faults" if self.schedule is None else "schedule"
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -158,7 +173,10 @@ def _new_folder(given: object) -> Path:
     if not isinstance(given, str | Path):
         raise SpecError("record", given, "give a folder")
     folder = Path(given)
-    # A record may not be mixed with another.
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SpecError("record", str(folder), "it exists; name a new folder")
-    return folder.resolve()
+    try:
+        # A record may not be mixed with another.
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise SpecError("record", str(folder), "it exists; name a new folder")
+        return folder.resolve()
+    except OSError as error:
+        raise SpecError("record", str(folder), f"{error.strerror}; name a new folder") from error

@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,8 @@ def run_chaos(
         fields: Those of `Chaos`: ``duration``, ``rate``, ``faults``, ``seed``, ...
 
     Raises:
-        SpecError: an argument is invalid; nothing was started.
+        SpecError: an argument is invalid, or the target cannot have the faults: of that it has been
+            built.
         Exception: what the factory raised when it was first called.
         RuntimeFault: the record could not be written.
     """
@@ -63,6 +65,7 @@ def run_chaos(
     elif fields:
         raise TypeError(f"give either a plan or its fields ({', '.join(fields)}), not both")
     found = Target.of(target)
+    plan.check_machine()
     stop = threading.Event() if interrupt is None else interrupt
     kept = plan.record is not None
     folder = plan.record or Path(tempfile.mkdtemp(prefix="chaos-run-"))
@@ -73,7 +76,7 @@ def run_chaos(
         kind = DriverRuns if plan.hits_driver else Session
         kind(plan, found, folder, stop, on_progress).run()
         with recording(folder):
-            history = read_history(folder, seed=plan.seed)
+            history = read_history(folder, seed=plan.drawn_from)
         violations = check(history)
         kept = kept or bool(violations)
         result = ChaosResult(
@@ -94,7 +97,9 @@ def run_chaos(
 
 def save_plan(folder: Path, target: str, plan: Chaos) -> None:
     """Write the target's name and the plan."""
-    given = {f.name: getattr(plan, f.name) for f in fields_of(plan) if f.name != "record"}
+    given = {
+        f.name: getattr(plan, f.name) for f in fields_of(plan) if f.init and f.name != "record"
+    }
     given["schedule"] = json.loads(plan.planned.to_json())
     text = json.dumps({"format": _FORMAT, "target": target, "plan": given}, indent=1)
     (folder / _PLAN).write_text(text)
@@ -112,8 +117,12 @@ def load_plan(folder: Path) -> tuple[str, Chaos]:
             remedy = f"a record of format {loaded['format']}; this version reads {_FORMAT}"
             raise SpecError("run", str(folder), remedy)
         given: dict[str, Any] = loaded["plan"]
-        given["schedule"] = Schedule.from_json(json.dumps(given["schedule"]))
-        return loaded["target"], Chaos(**given)
+        schedule = Schedule.from_json(json.dumps(given.pop("schedule")))
+        with suppress(SpecError):
+            drawn = Chaos(**given)
+            if drawn.planned == schedule:
+                return loaded["target"], drawn
+        return loaded["target"], Chaos(**given, schedule=schedule)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, SpecError):
             raise
@@ -129,7 +138,7 @@ def load_run(folder: Path | str) -> ChaosResult:
     where = Path(folder)
     target, plan = load_plan(where)
     try:
-        history = read_history(where, seed=plan.seed)
+        history = read_history(where, seed=plan.drawn_from)
     except ValueError as error:
         raise SpecError("run", str(where), f"its history is broken: {error}") from error
     return ChaosResult(target, plan, history, check(history), record=where)

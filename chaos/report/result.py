@@ -197,7 +197,9 @@ class ChaosResult:
             cut = " (interrupted twice: leaks were not searched for)"
         why = self.inconclusive or "every invariant held"
         if self.violations:
-            why = f"{', '.join(sorted(self.broken))}; reproduce with --seed {self.plan.seed}"
+            seed = self.plan.drawn_from
+            again = "--schedule" if seed is None else f"--seed {seed}"
+            why = f"{', '.join(sorted(self.broken))}; reproduce with {again}"
         return f"{self.verdict}: {why}{cut}"
 
     def to_json(self) -> str:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from phalanx.actors import POINTS
-from phalanx.chaos import FAULTS, TARGETS, Chaos, Fault, Schedule, ScheduledFault
+from phalanx.actors import POINTS, WorkerActor
+from phalanx.chaos import (
+    FAULTS,
+    TARGETS,
+    Chaos,
+    Fault,
+    Schedule,
+    ScheduledFault,
+    load_run,
+    run_chaos,
+)
+from phalanx.chaos.history.events import WorkloadFailed
+from phalanx.chaos.history.journal import Journal
 from phalanx.chaos.nemesis.catalog import FaultPattern
+from phalanx.chaos.runner import load_plan, save_plan
 from phalanx.runtime import find_gpus
 from phalanx.supervision import SpecError
 
@@ -71,6 +85,7 @@ def test_a_schedule_that_would_be_empty_has_one_strike() -> None:
         ("seed", {"seed": "seven"}),
         ("callers", {"callers": 0}),
         ("record", {"record": Path(__file__)}),
+        ("record", {"record": "n" * 300}),
         ("schedule", {"schedule": [1]}),
     ],
 )
@@ -96,8 +111,35 @@ def test_a_fault_can_be_done_to_a_target_or_is_refused_by_name(fault: Fault, tar
 
 @pytest.mark.skipif(bool(find_gpus().gpus()), reason="there is a GPU here")
 def test_a_fault_of_a_gpu_is_refused_where_there_is_none() -> None:
-    with pytest.raises(SpecError, match="needs an NVIDIA GPU"):
-        Chaos(faults=("kill", "cuda_error"))
+    plan = Chaos(faults=("cuda_error",), duration=2.0)  # of a record that is merely read
+
+    for each, field in ((plan, "faults"), (replace(plan, schedule=plan.planned), "schedule")):
+        with pytest.raises(SpecError, match="needs an NVIDIA GPU") as caught:
+            run_chaos(WorkerActor, each)
+        assert caught.value.field == field
+
+
+def test_a_plan_with_another_seed_has_its_schedule() -> None:
+    plan = Chaos(seed=1)
+
+    assert replace(plan, seed=2).planned == Chaos(seed=2).planned
+    assert replace(plan, callers=2).planned == plan.planned
+
+
+def test_the_seed_is_named_only_where_it_gives_the_schedule(tmp_path: Path) -> None:
+    drawn = Chaos(seed=1, duration=5.0, faults=["kill", "hang"])
+    part = Chaos(seed=1, duration=5.0, schedule=drawn.planned.only([1]))
+    again: list[str] = []
+    for plan in (drawn, part):
+        save_plan(tmp_path, "mine:build", plan)
+        assert load_plan(tmp_path)[1] == plan
+        with closing(Journal(tmp_path, "driver-1")) as journal:
+            journal.write(WorkloadFailed(at=1.0, error="wrong"))
+        result = load_run(tmp_path)
+        again.append(result.summary().partition("; ")[2])
+        assert result.violations[0].seed == plan.drawn_from
+
+    assert again == ["reproduce with --seed 1", "reproduce with --schedule"]
 
 
 def test_a_draw_that_rounds_to_one_is_the_last_below_it() -> None:
