@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.chaos.runner import load_run, run_chaos
 from phalanx.chaos.workload.target import Target
-from phalanx.supervision import SpecError, check_count, check_number
+from phalanx.supervision import PhalanxError, SpecError, check_count, check_number
 
 from .ddmin import ddmin
 
@@ -66,7 +66,7 @@ class Shrunk:
         before: How many faults the run had.
         result: The run with the smallest schedule that failed; None if no run failed.
         runs: How many runs were made.
-        complete: Whether all candidates were tried within the runs and the time.
+        complete: Whether all candidates were tried within the runs and the time, and none raised.
         whole: The replays of the schedule of the run.
         smallest: The replays of the schedule of *result*.
     """
@@ -125,8 +125,6 @@ def shrink_run(
         raise SpecError("run", str(run), "broke no invariant, so there is nothing to shrink")
     where = Path(run).resolve()
     kept = where.with_name(f"{where.name}-shrunk") if out is None else Path(out).resolve()
-    if kept.exists():
-        raise SpecError("out", str(kept), "it exists; name a new folder")
     try:
         found = Target.of(failed.target if target is None else target)
     except SpecError as error:
@@ -138,7 +136,15 @@ def shrink_run(
             )
             raise SpecError("target", failed.target, remedy) from error
         raise
-    with tempfile.TemporaryDirectory(prefix="chaos-shrink-") as folder:
+    try:
+        if kept.exists():
+            raise SpecError("out", str(kept), "it exists; name a new folder")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix="chaos-shrink-", dir=kept.parent)
+    except OSError as error:
+        remedy = f"cannot be made: {error.strerror}; name another folder"
+        raise SpecError("out", str(kept), remedy) from error
+    with scratch as folder:
         until, stop = time.monotonic() + seconds, interrupt or threading.Event()
         search = _Search(failed, found, Path(folder), runs, repeat, until, on_progress, stop)
         complete = search.run()
@@ -188,7 +194,9 @@ class _Search:
             if self.whole.failed:
                 self.repeat = max(self.repeat, self.whole.needed)
                 ddmin(whole, self._fails)
-        except _UsedUp:
+        except (_UsedUp, PhalanxError) as error:
+            if self.best is None and not isinstance(error, _UsedUp):
+                raise
             return False
         return True
 

@@ -24,7 +24,7 @@ from phalanx.chaos.runner import save_plan
 from phalanx.chaos.shrink import shrinker
 from phalanx.chaos.shrink.ddmin import ddmin
 from phalanx.runtime import Runtime
-from phalanx.supervision import SpecError
+from phalanx.supervision import RuntimeFault, SpecError
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,6 +127,35 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
     assert len(shrunk.schedule) == len(whole)
     assert shrunk.is_flaky is (failed == 2)
     assert (shrunk.whole.failed, shrunk.whole.made) == (failed, 3)
+
+
+def test_what_was_found_is_kept_where_a_later_run_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(target: Target, plan: Chaos, **_: Any) -> ChaosResult:
+        if len(plan.planned) < 4:
+            raise RuntimeFault("the driver did not come up")
+        assert plan.record is not None
+        plan.record.mkdir()
+        record(plan.record, "it", plan)
+        return load_run(plan.record)
+
+    monkeypatch.setattr(shrinker, "run_chaos", run)
+    run(Target.of(Echo), Chaos(duration=30.0, schedule=schedule(4), record=tmp_path / "run"))
+    shrunk = shrink_run(tmp_path / "run", target=Echo, out=tmp_path / "a" / "b")
+
+    assert not shrunk.complete
+    assert load_run(tmp_path / "a" / "b").violations
+    assert [each.name for each in (tmp_path / "a").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("out", ["/proc/new/folder", "n" * 300])
+def test_a_folder_that_cannot_be_made_is_refused_before_any_run(out: str, tmp_path: Path) -> None:
+    record(tmp_path, "it", Chaos())
+
+    with pytest.raises(SpecError, match="cannot be made") as caught:
+        shrink_run(tmp_path, target=Echo, out=out)
+    assert caught.value.field == "out"
 
 
 def local() -> Callable[[], None]:
