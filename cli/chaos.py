@@ -38,7 +38,7 @@ from phalanx.chaos import (
     shrink_run,
 )
 from phalanx.runtime import safe_text
-from phalanx.supervision import CallerError, PhalanxError, SpecError
+from phalanx.supervision import PhalanxError, SpecError, require_package
 
 from .terminal import ESCAPED, add_page, ctrl_c, output_to
 
@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 result = run_chaos(target, plan, on_progress=progress.show, interrupt=stop)
         except KeyboardInterrupt:  # the second one: the result so far is printed all the same
             result = replace(load_run(folder), interrupted=True)
-    except CallerError:
+    except SpecError:
         with contextlib.suppress(OSError):  # the folder of a run that never was: new, or empty
             shutil.rmtree(folder)
             if folder.parent.name == _FOLDER:
@@ -186,8 +186,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
     if shrunk.result is None:
         print(f"not one of {shrunk.runs} runs broke what {arguments.run} had broken")
         return 130 if stop.is_set() else 1
-    _write_report(arguments.report, shrunk.result)
-    ended = "" if shrunk.complete else " (its runs or its time were used up)"
+    ended = "" if shrunk.complete else " (its runs or its time were used up, or one raised)"
     faults = shrunk.result.plan.planned
     print(f"{shrunk.before} faults shrunk to {len(faults)} in {shrunk.runs} runs{ended}")
     whole = f"all {shrunk.before} had failed in {shrunk.whole} replays"
@@ -201,7 +200,8 @@ def _shrink(arguments: argparse.Namespace) -> int:
         lasts = f" for {fault.seconds:g} s" if fault.seconds else ""
         print(f"  at {fault.at:g} s  {fault.fault} {fault.target}{point}{lasts}")
     print(f"\n{shrunk.result.violations[0].render()}")
-    print(f"\nagain with\n  {_again(shrunk.result)}")
+    print(f"\nagain with\n  {_again(shrunk.result)}", flush=True)
+    _write_report(arguments.report, shrunk.result)
     return 130 if stop.is_set() else 0
 
 
@@ -219,8 +219,9 @@ def _again(result: ChaosResult) -> str:
 def _check_report(path: Path | None) -> None:
     """Refuse a page that cannot be written, before the run takes its minutes."""
     if path is not None:
-        there = path.exists()
+        require_package("jinja2", "chaos")
         try:
+            there = path.exists()
             path.open("a").close()
         except OSError as error:
             remedy = f"{error.strerror}; name a file in a folder that may be written to"
@@ -236,7 +237,7 @@ def _write_report(path: Path | None, result: ChaosResult) -> None:
 
 def _plan(arguments: argparse.Namespace) -> tuple[Chaos, Path]:
     """Return the plan of the run and its folder, which is there."""
-    given = {each.name: getattr(arguments, each.name) for each in fields(Chaos)}
+    given = {each.name: getattr(arguments, each.name) for each in fields(Chaos) if each.init}
     if arguments.schedule is not None:
         try:
             given["schedule"] = Schedule.from_json(arguments.schedule.read_text())

@@ -47,9 +47,11 @@ def add_page(subparsers: Any, name: str, documented: object) -> argparse.Argumen
 
 @contextmanager
 def whatever_the_encoding() -> Generator[None]:
-    """Have what stdout and stderr cannot encode escaped; stdout may be closed."""
-    if sys.stdout is None:  # sys.stderr may be None, for print
+    """Have what stdout and stderr cannot encode escaped; both may be closed."""
+    if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # stays open, as Python's own does
+    if sys.stderr is None:  # a subcommand duplicates its descriptor
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     with ExitStack() as before:
         streams: tuple[Any, ...] = (sys.stdout, sys.stderr)
         for stream in streams:

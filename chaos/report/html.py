@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.chaos.checker.checker import INVARIANTS
 from phalanx.chaos.history import events as ev
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import require_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,13 +34,11 @@ def render_page(result: ChaosResult) -> str:
     """Return *result* as a page of HTML.
 
     Raises:
-        RuntimeFault: Jinja2 is not installed.
+        MissingPackage: Jinja2 is not installed.
     """
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415
-    except ImportError as error:
-        msg = "the page needs Jinja2, which is not installed: pip install 'phalanx[chaos]'"
-        raise RuntimeFault(msg) from error
+    require_package("jinja2", "chaos")
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415  # if used
+
     events = result.history.events
     seconds = max(events[-1].at if events else 0.0, result.plan.duration, 1.0)
     width = min(max(seconds * _PER_SECOND, _LEAST), _MOST)

@@ -12,7 +12,7 @@ from phalanx.actors import Executor, Launch, Limits, RestartPolicy, WorkerContex
 from phalanx.chaos import Schedule, ScheduledFault
 from phalanx.chaos.nemesis.catalog import FaultPattern
 from phalanx.runtime import Runtime
-from phalanx.supervision import Intensity, Strategy, Supervisor, SupervisorSpec
+from phalanx.supervision import ExecutorClosed, Intensity, Strategy, Supervisor, SupervisorSpec
 
 
 def in_turn(*patterns: str, first: float = 0.2, gap: float = 0.4, seconds: float = 0.0) -> Schedule:
@@ -136,6 +136,10 @@ def leaves() -> None:
 
 def raises() -> None:
     raise KeyError("of the user's own")
+
+
+def calls_wrongly() -> None:
+    raise ExecutorClosed("used after its end")
 
 
 def wants_more(argument: int) -> None: ...

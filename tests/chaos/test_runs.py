@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,8 @@ def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
         (("tests.chaos.targets:build", "--out", "/proc/run"), "record='/proc/run': cannot be"),
         (("tests.chaos.targets:build", "--report", "/proc/page"), "report='/proc/page': "),
         (("tests.chaos.targets:build", "--report", "absent/page"), "report='absent/page'"),
+        (("tests.chaos.targets:build", "--report", "n" * 300), "File name too long"),
+        (("tests.chaos.targets:build", "--out", "n" * 300), "File name too long"),
         (("tests.chaos.targets:build", "--report", "."), "report='.': Is a directory"),
         (("tests.chaos.targets:build", "--call-timeout", "1e12"), "call_timeout=1000000000000.0"),
         (("tests.chaos.targets:build", "--at", "midnight"), "points='midnight': unknown"),
@@ -299,6 +302,27 @@ def test_a_mistake_is_one_line_and_leaves_nothing_however_late_it_shows(
     assert told in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_without_its_package_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+
+    assert main(["chaos", "tests.chaos.targets:build", "--report", "page.html"]) == 1
+    assert "jinja2 is not installed" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_callers_that_a_target_raises_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["chaos", "tests.chaos.targets:calls_wrongly"]) == 1
+    assert "the target's output is in" in capfd.readouterr().err
+    assert (tmp_path / "chaos-runs").is_dir()
 
 
 def test_a_factory_that_raises_is_told_with_its_traceback(

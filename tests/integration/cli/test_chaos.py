@@ -98,6 +98,22 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
     assert (folder / "found-shrunk" / "schedule.json").read_text() == "[]"
 
 
+def test_a_run_without_a_stderr_prints_its_table(folder: Path) -> None:
+    words = "chaos mine:build --duration 1 --rate 2 --seed 3"
+    run = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m phalanx.cli {words} 2>&-"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert run.returncode == 0
+    assert "PASS: every invariant held" in run.stdout
+
+
 def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None:
     run = chaos(folder, "mine:build", "--duration", "600", "--rate", "2", "--out", "cut")
     assert run.stderr is not None
