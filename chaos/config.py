@@ -42,7 +42,8 @@ class Chaos:
         targets: For faults without one: ``"random"`` (a random rank), the number of a rank,
             ``"group"``, ``"standby"``, ``"zygote"``, ``"guardian"``, ``"store"``, ``"logs"``,
             ``"spare"`` (a node without ranks), ``"driver"``.
-        points: Injection points for faults without one; none for any time.
+        points: Injection points for faults without one, each as often as any time; without them
+            they come at any time.
         schedule: The faults themselves, in place of *rate*, *faults*, *targets* and *points*.
         callers: Threads that make calls.
         call_timeout: Seconds for each call of the built-in traffic; ranks that have not answered by

@@ -57,7 +57,8 @@ def run_chaos(
     Raises:
         SpecError: an argument is invalid, or the target cannot have the faults: of that it has been
             built.
-        Exception: what the factory raised when it was first called.
+        Exception: what the factory raised, also when it built a target again; of that no
+            `PhalanxError`: it is called once more.
         RuntimeFault: the record could not be written.
     """
     if plan is None:
@@ -141,4 +142,7 @@ def load_run(folder: Path | str) -> ChaosResult:
         history = read_history(where, seed=plan.drawn_from)
     except ValueError as error:
         raise SpecError("run", str(where), f"its history is broken: {error}") from error
-    return ChaosResult(target, plan, history, check(history), record=where)
+    interrupted = False
+    with suppress(OSError, ValueError, KeyError):
+        interrupted = bool(json.loads((where / _RESULT).read_text())["interrupted"])
+    return ChaosResult(target, plan, history, check(history), interrupted, where)

@@ -110,7 +110,7 @@ class Session:
 
         Raises:
             SpecError: the target cannot have the faults of the plan.
-            Exception: what the factory raised when it was first called; then nothing has run.
+            Exception: what the factory raised, also when it built the target again.
         """
         self._journal.write(DriverStarted(at=now(), number=self.number, pid=os.getpid()))
         closed = True

@@ -126,6 +126,7 @@ def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None
     assert run.returncode == 130, err
     assert "held       nothing_left" in out
     assert "(interrupted)" in out
+    assert load_run(folder / "cut").summary().endswith("(interrupted)")
 
 
 SLOW = """
