@@ -58,9 +58,11 @@ def _too_many(built: ev.GroupBuilt, events: Sequence[ev.Event]) -> Findings:
                     causes[rank].append(event)
                 ready.discard(dead)
             case ev.RanksNotStarted():
-                for rank, _ in event.ranks:
-                    for each in tied(built, rank, size):
-                        causes[each].append(event)
+                taken = set[int]().union(*(tied(built, rank, size) for rank, _ in event.ranks))
+                if built.survivors == "keep":
+                    taken |= set(range(size)) - ready
+                for rank in taken:
+                    causes[rank].append(event)
             case ev.ChangePlanned():
                 size = event.world_size or size
                 for rank in range(size) if event.world_size else event.ranks:

@@ -196,8 +196,9 @@ def test_ranks_that_are_out_of_step_are_all_restarted(strategy: str, reason: str
     assert teller.broken() == {"strategy"}
 
 
-def test_ranks_that_got_no_process_have_others_restarted_with_them() -> None:
-    teller = whole(3, strategy="rest_for_one")
+@pytest.mark.parametrize("how", [{"strategy": "rest_for_one"}, {"survivors": "keep"}])
+def test_ranks_that_got_no_process_have_others_restarted_with_them(how: dict[str, str]) -> None:
+    teller = whole(3, **how)
     teller.die(2, "restart rank 2")
     teller.epoch += 1
     teller.incarnations[2] += 1
