@@ -82,6 +82,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             ended=self._end_error,
             hook=hook,
             state=self._state,
+            most=policy.intensity.max_restarts,
         )
         self._steps = Steps(
             self._group,
@@ -89,6 +90,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             output_rank=self._group.layout.output_rank,
             samples=config.model_config.runner_type != "pooling" and not config.is_mm_encoder_only,
             heal=self._recovery.restore,
+            worked=self._recovery.end_row,
             end_error=self._end_error,
         )
         self.execute_model = self._steps.execute_model
@@ -178,6 +180,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def _forgive(self, restarts: int) -> None:
         self._group.forgive_restarts(restarts)
+        self._recovery.end_row()
 
     def _fail(self, reason: object) -> None:
         text = self._describe(reason)

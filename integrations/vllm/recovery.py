@@ -73,6 +73,7 @@ class Recovery:
         group: The workers.
         limit: Seconds that a replay may take, and as many the hook.
         state: The state that is reported to the client.
+        most: How many restarts in a row may pass without an output of a step.
         hook: Sets weights that have been lost; None ends the engine instead.
         ended: Returns the error of calls to an engine that has ended for good, for the given reason
             or, if that is empty, for the group's.
@@ -89,6 +90,7 @@ class Recovery:
         limit: float,
         ended: Callable[[str], Exception],
         state: EngineState,
+        most: int,
         hook: Callable[[WeightsLost], object] | None = None,
     ) -> None:
         self._group = group
@@ -98,6 +100,10 @@ class Recovery:
         self._limit = limit
         self._ended = ended
         self._state = state
+        self._most = most
+        self._row = 0  # epochs that went down since `end_row`
+        self._down = 0  # the last of them
+        self._up_at = float("inf")
         self._replayed_in = 0.0
         self._cause = ""
         self._closed = False
@@ -135,6 +141,10 @@ class Recovery:
             if future.cancel():
                 raise _late(name or method, timeout) from None
             return future.result()  # it has the same limit
+
+    def end_row(self) -> None:
+        """Note that the workers are back: a step had an output, or what killed them has ended."""
+        self._row = 0
 
     def close(self) -> None:
         """End the thread; the group is closed, so what it does and is to do ends with an error."""
@@ -287,6 +297,13 @@ class Recovery:
         if isinstance(event, GroupDown):
             self._cause = event.cause
             self._state.set("recovering", event.cause)
+            if time.monotonic() - self._up_at > self._limit:  # they were idle
+                self._row = 0
+            self._up_at = float("inf")
+            self._row += event.epoch != self._down  # more than one rank may die in an epoch
+            self._down = event.epoch
+            if self._row > self._most:
+                self._ended(f"{self._most} restarts in a row did not bring the workers back")
         elif isinstance(event, GroupUp):
             # Now, and not with the next request. This thread may not block.
             with suppress(RuntimeError):  # it has been closed, or the program ends
@@ -295,6 +312,7 @@ class Recovery:
     def _resume(self, up: GroupUp) -> None:
         """Restore the workers of which *up* tells, and tell it."""
         self._restore(None)
+        self._up_at = time.monotonic()
         self._state.add(recoveries=1, restart=up.took, restore=self._replayed_in)
         self._state.set("serving")
         _logger.warning(

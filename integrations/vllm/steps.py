@@ -87,6 +87,7 @@ class Steps:
         output_rank: Its answer is the step's.
         samples: Whether the engine core requests a sample after each step.
         heal: Brings the workers to the state of those before them; returns their epoch.
+        worked: Called with each output that the workers have given.
         end_error: Returns the error for the end of the group.
     """
 
@@ -98,12 +99,14 @@ class Steps:
         output_rank: int,
         samples: bool,
         heal: Callable[[], int],
+        worked: Callable[[], None],
         end_error: Callable[[], Exception],
     ) -> None:
         self._group = group
         self._output_rank = output_rank
         self._samples = samples
         self._heal = heal
+        self._worked = worked
         self._end_error = end_error
         self._believed = epoch
         self._step_epoch = 0
@@ -174,7 +177,7 @@ class Steps:
 
     def _output(self, get: Callable[[], Any], epoch: int) -> Any:
         try:
-            return get()
+            value = get()
         except (WorkerDied, StaleEpoch) as error:
             _logger.warning("phalanx.vllm_step_lost epoch=%d by=%s", epoch, type(error).__name__)
             if self._believed == epoch:
@@ -182,6 +185,8 @@ class Steps:
             return lost_step(epoch)
         except ExecutorClosed as error:
             raise self._end_error() from error
+        self._worked()
+        return value
 
 
 def _outcome(first: Any, second: Any) -> Any:

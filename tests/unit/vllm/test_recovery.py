@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
@@ -13,7 +14,7 @@ from phalanx.integrations.vllm.engine_state import EngineState
 from phalanx.integrations.vllm.journal import Journal
 from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch, WeightsLost
 from phalanx.integrations.vllm.suspects import Suspects, with_siblings
-from phalanx.runtime import GroupUp
+from phalanx.runtime import GroupDown, GroupUp
 from phalanx.supervision import CallTimeout, ExecutorClosed, NotPicklable, UnknownMethod, WorkerDied
 
 LONG = 10.0
@@ -43,6 +44,11 @@ class Group:
         answer = self.answers.get(method)
         return None if answer is None else answer(*args)
 
+    def down(self, epoch: int | None = None) -> None:
+        """Note that a worker of *epoch* has died; None for the current one."""
+        number = self.number if epoch is None else epoch
+        self.on_event(GroupDown(group="g", epoch=number, cause="rank 0 died", at=0.0))
+
     def up(self) -> None:
         """Note that all workers are new."""
         self.number += 1
@@ -64,12 +70,47 @@ def recovery(
     ended: Callable[[str], Exception] = Ended,
 ) -> Recovery:
     journal = journal or Journal(["update"], harmless=["look"])
-    return Recovery(group, journal, limit=limit, ended=ended, state=EngineState(), hook=hook)
+    return Recovery(
+        group, journal, limit=limit, ended=ended, state=EngineState(), hook=hook, most=3
+    )
 
 
 def call(recovery: Recovery, method: str | bytes, timeout: float | None = LONG, **how: Any) -> Any:
     options: dict[str, Any] = {"non_block": False, **how}
     return recovery.call(method, timeout, (1,), {}, **options)
+
+
+def test_restarts_in_a_row_that_bring_no_worker_back_end_the_engine() -> None:
+    reasons: list[str] = []
+    group = Group()
+    engine = recovery(group, ended=lambda why: Ended(reasons.append(why)))
+
+    for epoch in range(1, 4):
+        group.down(epoch)
+        group.down(epoch)  # another rank, of the same cause
+    engine.end_row()  # a step had an output
+    for epoch in range(4, 7):
+        group.down(epoch)
+    assert reasons == []
+    group.down(7)
+
+    assert reasons == ["3 restarts in a row did not bring the workers back"]
+    engine.close()
+
+
+def test_workers_that_die_idle_now_and_then_end_no_engine() -> None:
+    reasons: list[str] = []
+    group = Group()
+    engine = recovery(group, limit=0.01, ended=lambda why: Ended(reasons.append(why)))
+
+    for _ in range(5):
+        group.down()
+        group.up()
+        engine.restore()
+        time.sleep(0.02)
+
+    assert reasons == []
+    engine.close()
 
 
 def test_a_call_that_does_not_block_is_replayed_like_any_other() -> None:
