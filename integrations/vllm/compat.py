@@ -36,18 +36,20 @@ EngineCoreOutput v1.engine:EngineCoreOutput
 EngineCoreOutputs v1.engine:EngineCoreOutputs () outputs
 EngineDeadError v1.engine.exceptions:EngineDeadError
 FlexibleArgumentParser utils.argparse_utils:FlexibleArgumentParser (prog)
-ModelConfig config:ModelConfig architectures runner_type seed
+ModelConfig config:ModelConfig architectures runner_type seed multimodal_config
 ModelRegistry model_executor.models:ModelRegistry models
 ModelRunner v1.worker.gpu_model_runner:GPUModelRunner requests input_batch sampler device dtype
   max_num_tokens get_model()
 ModelRunnerOutput v1.outputs:ModelRunnerOutput (req_ids,req_id_to_index,sampled_token_ids)
+MultiModalConfig config:MultiModalConfig mm_processor_cache_type
 NewRequestData v1.core.sched.output:NewRequestData req_id prompt_len prefill_token_ids
   sampling_params
 OMPProcessManager utils.ompmultiprocessing:OMPProcessManager (_)
   configure_omp_envs(rank,local_rank) cpu_lists
 ParallelConfig config:ParallelConfig world_size tensor_parallel_size pipeline_parallel_size
   prefill_context_parallel_size data_parallel_size data_parallel_index data_parallel_rank_local
-  worker_cls
+  worker_cls assigned_physical_gpu_ids nnodes nnodes_within_dp enable_elastic_ep
+  enable_fault_tolerance numa_bind
 Request v1.request:Request request_id status client_index sampling_params resumable stop_reason
   trace_headers num_in_flight_tokens num_stale_output_tokens drop_stale_output num_computed_tokens
   num_output_tokens all_token_ids is_finished() get_finished_reason() take_events()
@@ -62,6 +64,7 @@ SchedulerConfig config:SchedulerConfig scheduler_cls get_scheduler_cls()
 SchedulerOutput v1.core.sched.output:SchedulerOutput scheduled_new_reqs num_scheduled_tokens
   total_num_scheduled_tokens has_structured_output_requests
 VllmConfig config:VllmConfig model_config parallel_config scheduler_config additional_config
+  kv_transfer_config ec_transfer_config use_v2_model_runner is_mm_encoder_only logging_config
 VllmExecutor v1.executor.abstract:Executor _init_executor()!
   collective_rpc(method,timeout,args,kwargs,non_block)! supports_pp uses_ray
   execute_model(scheduler_output,non_block)! sample_tokens(grammar_output,non_block)!

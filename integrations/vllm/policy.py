@@ -167,7 +167,7 @@ def check_config(config: Any) -> None:
     """Raise `SpecError` for the first field of a vLLM configuration that is not supported."""
     parallel = config.parallel_config
     for field in ("nnodes", "nnodes_within_dp"):
-        nodes = getattr(parallel, field, 1)
+        nodes = getattr(parallel, field)
         if nodes > 1:
             raise SpecError(field, nodes, "ranks on one node only; run one engine on each node")
     if parallel.data_parallel_size > 1:
@@ -182,14 +182,18 @@ def check_config(config: Any) -> None:
         ("enable_fault_tolerance", "vLLM would recover by it too; turn off"),
         ("numa_bind", "ranks start without numactl; run the whole program under numactl"),
     ):
-        if getattr(parallel, field, False):
+        if getattr(parallel, field):
             raise SpecError(field, value=True, remedy=remedy)
     for field in ("kv_transfer_config", "ec_transfer_config"):
-        given = getattr(config, field, None)
+        given = getattr(config, field)
         if given is not None:
             raise SpecError(
                 field, given, "a connector's state outside of the workers is not restored; omit it"
             )
+    multimodal = config.model_config.multimodal_config
+    if multimodal is not None and multimodal.mm_processor_cache_type == "shm":
+        remedy = "restarted workers cannot read it again; omit it"
+        raise SpecError("mm_processor_cache_type", "shm", remedy)
 
 
 def device_names(mask: str | None, parallel: Any) -> str | list[str]:
@@ -201,7 +205,7 @@ def device_names(mask: str | None, parallel: Any) -> str | list[str]:
     size = parallel.world_size
     engine = parallel.data_parallel_rank_local
     first = size * (parallel.data_parallel_index if engine is None else engine)
-    assigned = getattr(parallel, "assigned_physical_gpu_ids", None)
+    assigned = parallel.assigned_physical_gpu_ids
     if assigned is None and first == 0:
         return "cuda"
     named = assigned if assigned is not None else None if mask is None else mask.split(",")

@@ -95,7 +95,7 @@ class EngineWorker(WorkerActor):
         self._worker = wrapper
         self._is_output = ctx.is_output
         runner = wrapper.worker.model_runner
-        if not getattr(wrapper.worker, "use_v2_model_runner", False):
+        if not config.use_v2_model_runner:
             self._resumption = runner.requests = Resumption(runner)
         ctx.log.info(
             "phalanx.vllm_worker_started",

@@ -32,8 +32,13 @@ from phalanx.integrations.vllm.worker.zero_pages import ZeroPages
 
 def config(**parallel: Any) -> Any:
     sizes = {"nnodes": 1, "nnodes_within_dp": 1, "data_parallel_size": 1, **parallel}
+    off = dict.fromkeys(("enable_elastic_ep", "enable_fault_tolerance", "numa_bind"), False)
+    multimodal = SimpleNamespace(mm_processor_cache_type="lru")
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(**sizes), kv_transfer_config=None, ec_transfer_config=None
+        parallel_config=SimpleNamespace(**sizes, **off),
+        model_config=SimpleNamespace(multimodal_config=multimodal),
+        kv_transfer_config=None,
+        ec_transfer_config=None,
     )
 
 
@@ -123,11 +128,13 @@ def test_without_vllm_the_error_says_what_to_install() -> None:
         ("enable_fault_tolerance", True),
         ("numa_bind", True),
         ("kv_transfer_config", "nixl"),
+        ("mm_processor_cache_type", "shm"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> None:
     given = config()
-    vars(given if field in vars(given) else given.parallel_config)[field] = value
+    places = (given, given.parallel_config, given.model_config.multimodal_config)
+    vars(next(each for each in places if field in vars(each)))[field] = value
 
     with pytest.raises(SpecError) as caught:
         check_config(given)
@@ -137,6 +144,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: Any) -> N
 
 def test_one_node_is_taken() -> None:
     check_config(config())
+
+
+def test_every_field_of_vllms_that_decides_whether_a_configuration_is_taken_is_probed() -> None:
+    probed = {word for row in compat._ROWS for word in row}
+    given = config()
+
+    assert set(vars(given)) | set(vars(given.parallel_config)) <= probed
+    assert {"multimodal_config", "mm_processor_cache_type", "assigned_physical_gpu_ids"} <= probed
 
 
 def test_vllm_is_imported_in_one_file() -> None:
