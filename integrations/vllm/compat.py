@@ -36,6 +36,7 @@ EngineCoreOutput v1.engine:EngineCoreOutput
 EngineCoreOutputs v1.engine:EngineCoreOutputs () outputs
 EngineDeadError v1.engine.exceptions:EngineDeadError
 FlexibleArgumentParser utils.argparse_utils:FlexibleArgumentParser (prog)
+LoRARequest lora.request:LoRARequest lora_int_id load_inplace
 ModelConfig config:ModelConfig architectures runner_type seed multimodal_config
 ModelRegistry model_executor.models:ModelRegistry models
 ModelRunner v1.worker.gpu_model_runner:GPUModelRunner requests input_batch sampler device dtype

@@ -193,12 +193,16 @@ class Journal:
         profile = [] if self._profile is None else [self._profile]
         return (
             *started,
-            *self._loras.values(),
+            *(entry for number, entry in self._loras.items() if self._is_due(number, entry)),
             *self._pinned.values(),
             *(Entry(method, *pickle.loads(packed)) for method, packed in self._own),
             *profile,
             *self._sleep.entries(),
         )
+
+    def _is_due(self, number: int, entry: Entry) -> bool:
+        """Whether an adapter is loaded again before the first request that needs it."""
+        return number in self._pinned or _given(entry, "lora_request").load_inplace
 
     def _keep(self, entry: Entry) -> None:
         """Keep a copy of *entry*, as its arguments are now; forget what it supersedes."""

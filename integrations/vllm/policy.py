@@ -26,6 +26,7 @@ from phalanx.supervision import (
 )
 
 from .compat import check_installed
+from .journal import REPEATABLE
 
 KEY = "phalanx"
 """The name in vLLM's ``additional_config`` under which a policy travels."""
@@ -99,6 +100,8 @@ class Policy:
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         for name in set(self.superseding) - set(self.replay):
             raise SpecError("superseding", name, "name it in replay too")
+        for name in REPEATABLE.intersection(self.replay):
+            raise SpecError("replay", name, "vLLM's own: it is replayed without that; omit it")
         for name in set(self.replay) & set(self.harmless):
             raise SpecError("harmless", name, "it is in replay: a call cannot be in both")
         if self.on_weights_lost is not None:

@@ -257,6 +257,7 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
         ({"replay": ["update"], "superseding": ["finish"]}, "superseding"),
         ({"on_weights_lost": "no module"}, "on_weights_lost"),
         ({"replay": ["update"], "harmless": ["update"]}, "harmless"),
+        ({"replay": ["update", "sleep"]}, "replay"),
         ("yes", "phalanx"),
     ],
 )
@@ -296,10 +297,11 @@ def test_a_new_worker_is_told_the_start_in_its_order_with_the_saved_arguments() 
     assert entries[3].args == (["blocks"],)
 
 
-def test_an_adapter_is_loaded_again_unless_it_was_removed() -> None:
+def test_adapters_that_a_request_would_not_load_alike_are_loaded_again() -> None:
     journal = Journal()
-    journal.note("add_lora", (SimpleNamespace(lora_int_id=1),))
-    journal.note("add_lora", (SimpleNamespace(lora_int_id=2),))
+    for number, load_inplace in ((1, False), (2, False), (3, False), (4, True)):
+        added = SimpleNamespace(lora_int_id=number, load_inplace=load_inplace)
+        journal.note("add_lora", (added,))
     journal.note("pin_lora", (2,))
     journal.note("pin_lora", (1,))
     journal.note("remove_lora", (1,))
@@ -308,6 +310,7 @@ def test_an_adapter_is_loaded_again_unless_it_was_removed() -> None:
         (e.method, getattr(e.args[0], "lora_int_id", e.args[0])) for e in journal.entries()
     ] == [
         ("add_lora", 2),
+        ("add_lora", 4),
         ("pin_lora", 2),
     ]
 
