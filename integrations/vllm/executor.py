@@ -26,7 +26,7 @@ from .group import start_group
 from .healing import mix_in_healing
 from .journal import Journal
 from .policy import Policy, check_config
-from .recovery import Recovery
+from .recovery import Recovery, weakly
 from .steps import Steps
 from .worker.shm_names import new_mark, remove_names
 
@@ -69,7 +69,15 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._end: Future[str] = Future()
         self._closed = False
         self._group = self._start_group(policy, for_workers)
-        self._group.register_failure_callback(self._fail)
+        try:
+            self._set_up(policy, hook)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _set_up(self, policy: Policy, hook: Callable[[WeightsLost], object] | None) -> None:
+        config = self.vllm_config
+        self._group.register_failure_callback(weakly(self._fail))
         self._recovery = Recovery(
             self._group,
             Journal(

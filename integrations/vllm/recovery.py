@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Recovery:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="phalanx-heal")
         self._hook_turn = threading.Lock()
         self.epoch: int = self._ask_epoch(None)  # its workers are as new as the journal
-        self._unsubscribe = group.subscribe(self._on_event)
+        self._unsubscribe = group.subscribe(weakly(self._on_event))
 
     def restore(self) -> int:
         """Return the epoch of the workers, once they are restored."""
@@ -324,6 +325,20 @@ class Recovery:
         error = done.exception()
         if error is not None and not self._closed:  # the next step raises it too
             _logger.error("phalanx.vllm_heal_failed %s: %s", type(error).__name__, error)
+
+
+def weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what calls a bound *method* while its object is in use: the caller keeps none alive.
+
+    The workers of an engine whose start failed end when its executor is collected.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(argument: Any) -> None:
+        if (bound := reference()) is not None:
+            bound(argument)
+
+    return call
 
 
 def _left(until: float | None, method: str | bytes) -> float | None:

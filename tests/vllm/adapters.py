@@ -39,13 +39,14 @@ def main(folder: Path) -> None:
         dtype="float32",
         max_model_len=512,
         enable_lora=True,
-        max_loras=2,
+        max_loras=3,
         max_cpu_loras=4,
         max_lora_rank=_RANK,
         **supervised(),
     )
     engine = vllm.LLMEngine.from_engine_args(arguments)
     said: dict[str, Any] = {"added": [engine.add_lora(each) for each in adapters]}
+    engine.pin_lora(3)
     parameters = vllm.SamplingParams(max_tokens=_TOKENS, temperature=0.0, ignore_eos=True)
 
     def run(do: Callable[[], object] | None = None) -> list[list[int]]:

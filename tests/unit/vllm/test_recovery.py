@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any
@@ -96,6 +98,20 @@ def test_restarts_in_a_row_that_bring_no_worker_back_end_the_engine() -> None:
 
     assert reasons == ["3 restarts in a row did not bring the workers back"]
     engine.close()
+
+
+def test_workers_keep_no_engine_alive_whose_start_failed() -> None:
+    group = Group()
+    engine = recovery(group)
+    group.up()
+    engine.restore()
+    left = weakref.ref(engine)
+
+    del engine
+    gc.collect()
+
+    assert left() is None
+    group.up()
 
 
 def test_workers_that_die_idle_now_and_then_end_no_engine() -> None:
