@@ -94,11 +94,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         )
         self._steps = Steps(
             self._group,
-            self._recovery.epoch,
+            self._recovery,
             output_rank=self._group.layout.output_rank,
             samples=config.model_config.runner_type != "pooling" and not config.is_mm_encoder_only,
-            heal=self._recovery.restore,
-            worked=self._recovery.end_row,
             end_error=self._end_error,
         )
         self.execute_model = self._steps.execute_model

@@ -74,7 +74,7 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         lost = model_runner_output.epoch if isinstance(model_runner_output, LostStep) else 0
         if lost > self._lost_epoch:
             self._lost_epoch = lost
-            ended = self._begin_again()
+            ended = self._begin_again(begun=model_runner_output.begun)
         elif not lost and self._suspects.is_watching:
             computed = [
                 each for each in scheduler_output.num_scheduled_tokens if each in self.requests
@@ -90,15 +90,17 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
             of_client.outputs.append(_error_of(request))
         return outputs
 
-    def _begin_again(self) -> list[Request]:
-        """Put every request back with nothing computed; return those that end."""
-        ended = self._end_what_cannot_go_on()
+    def _begin_again(self, *, begun: bool) -> list[Request]:
+        """Put every request back with nothing computed; return those that end.
+
+        Of workers that died before the step was *begun* none of its requests is the cause.
+        """
+        ended = self._end_what_cannot_go_on(begun=begun)
         self.reset_prefix_cache(reset_running_requests=True)
         self.encoder_cache_manager.reset()
-        begun = [each for each in self.requests.values() if each.status == RequestStatus.PREEMPTED]
-        suspects = self._suspects.suspects() - self._tried
-        self._tried |= suspects
-        self.engine_state.add(recomputed=len(begun), ended=len(ended), suspects=len(suspects))
+        again = sum(each.status == RequestStatus.PREEMPTED for each in self.requests.values())
+        tried, self._tried = self._tried, self._suspects.suspects()
+        self.engine_state.add(recomputed=again, ended=len(ended), suspects=len(self._tried - tried))
         for request in self.requests.values():
             drop_in_flight(request)
             if request.status == RequestStatus.PREEMPTED:
@@ -107,10 +109,10 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         self.reset_preempted_req_ids.clear()
         return ended
 
-    def _end_what_cannot_go_on(self) -> list[Request]:
+    def _end_what_cannot_go_on(self, *, begun: bool) -> list[Request]:
         running = {each.request_id: each.num_computed_tokens for each in self.running}
         reasons: dict[str, str] = {}
-        if killers := self._suspects.lose(running):
+        if begun and (killers := self._suspects.lose(running)):
             self.forgive(self._suspects.take_row())
             reasons = dict.fromkeys(with_siblings(killers, self.requests), _POISON)
         for request in self.requests.values():

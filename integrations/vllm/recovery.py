@@ -81,6 +81,7 @@ class Recovery:
 
     Attributes:
         epoch: The latest epoch whose workers have been restored.
+        down: The latest one of which a worker has died.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Recovery:
         self._state = state
         self._most = most
         self._row = 0  # epochs that went down since `end_row`
-        self._down = 0  # the last of them
+        self.down = 0
         self._up_at = float("inf")
         self._replayed_in = 0.0
         self._cause = ""
@@ -301,8 +302,8 @@ class Recovery:
             if time.monotonic() - self._up_at > self._limit:  # they were idle
                 self._row = 0
             self._up_at = float("inf")
-            self._row += event.epoch != self._down  # more than one rank may die in an epoch
-            self._down = event.epoch
+            self._row += event.epoch != self.down  # more than one rank may die in an epoch
+            self.down = event.epoch
             if self._row > self._most:
                 self._ended(f"{self._most} restarts in a row did not bring the workers back")
         elif isinstance(event, GroupUp):
@@ -313,9 +314,10 @@ class Recovery:
     def _resume(self, up: GroupUp) -> None:
         """Restore the workers of which *up* tells, and tell it."""
         self._restore(None)
-        self._up_at = time.monotonic()
         self._state.add(recoveries=1, restart=up.took, restore=self._replayed_in)
-        self._state.set("serving")
+        if up.epoch > self.down:  # they have not died since
+            self._up_at = time.monotonic()
+            self._state.set("serving")
         _logger.warning(
             "phalanx.vllm_recovered epoch=%d restart=%.3f restore=%.3f cause=%r",
             *(up.epoch, up.took, self._replayed_in, self._cause),

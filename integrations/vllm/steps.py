@@ -12,7 +12,7 @@ request again, and the next step it sends belongs to the epoch that is there the
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from phalanx.actors import Executor
 
+    from .recovery import Recovery
     from .worker.engine_worker import EngineWorker
 
 _logger = init_logger("vllm.phalanx")
@@ -41,14 +42,13 @@ class LostStep(ModelRunnerOutput):  # type: ignore[misc]  # vLLM need not be ins
 
     Attributes:
         epoch: The epoch of the workers that were to compute it.
+        begun: Whether it may have been begun: those were not known to be dead when it was sent.
     """
 
+    req_ids: list[str] = field(default_factory=list[str])
+    req_id_to_index: dict[str, int] = field(default_factory=dict[str, int])
     epoch: int = 0
-
-
-def lost_step(epoch: int) -> LostStep:
-    """Return the output of a step that was lost with the workers of *epoch*."""
-    return LostStep(req_ids=[], req_id_to_index={}, sampled_token_ids=[], epoch=epoch)
+    begun: bool = True
 
 
 class StepFuture(Future[Any]):
@@ -83,41 +83,38 @@ class Steps:
 
     Args:
         group: The workers.
-        epoch: For which the engine core schedules first.
+        recovery: Brings the workers to the state of those before them.
         output_rank: Its answer is the step's.
         samples: Whether the engine core requests a sample after each step.
-        heal: Brings the workers to the state of those before them; returns their epoch.
-        worked: Called with each output that the workers have given.
         end_error: Returns the error for the end of the group.
     """
 
     def __init__(
         self,
         group: Executor[EngineWorker],
-        epoch: int,
+        recovery: Recovery,
         *,
         output_rank: int,
         samples: bool,
-        heal: Callable[[], int],
-        worked: Callable[[], None],
         end_error: Callable[[], Exception],
     ) -> None:
         self._group = group
         self._output_rank = output_rank
         self._samples = samples
-        self._heal = heal
-        self._worked = worked
+        self._recovery = recovery
         self._end_error = end_error
-        self._believed = epoch
+        self._believed = recovery.epoch
         self._step_epoch = 0
+        self._step_begun = True
         self._first_half: Any = None
         self._held: Any = None
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Have the workers compute a step."""
         if not self._believed:
-            self._believed = self._heal()
+            self._believed = self._recovery.restore()
         self._step_epoch = self._believed
+        self._step_begun = self._believed > self._recovery.down
         self._first_half = self._held = None
         if not (non_block and self._samples and scheduler_output.total_num_scheduled_tokens):
             return self._step("execute_model", scheduler_output, non_block=non_block)
@@ -138,54 +135,51 @@ class Steps:
     def take_draft_token_ids(self) -> Any:
         """Return the tokens that were drafted in the last step; None where they died with it."""
         try:
-            return self._send("rpc", self._step_epoch, "take_draft_token_ids", (), {}).result()
+            return self._send("take_draft_token_ids", self._step_epoch, non_block=False)
         except (WorkerDied, StaleEpoch):
             return None
 
     def _step(self, method: str, argument: Any, *, non_block: bool) -> Any:
-        epoch = self._step_epoch
+        epoch, begun = self._step_epoch, self._step_begun
         if epoch != self._believed:  # its first half is lost already
-            value = lost_step(epoch)
+            value = LostStep(epoch=epoch, begun=begun)
             return _known(value) if non_block else value
         # The engine core looks at the first half of a step only where it has no second one: what
         # that half raised or returned is the outcome of the second.
         before = self._first_half
         if before is None and not non_block:
-            return self._output(partial(self._ask, method, epoch, argument), epoch)
+            return self._output(
+                partial(self._send, method, epoch, argument, non_block=False), epoch, begun=begun
+            )
         self._first_half = future = self._send(method, epoch, argument)
         get = future.result if before is None else partial(_outcome, before, future)
         if non_block:
-            return StepFuture(partial(self._output, get, epoch))
-        return self._output(get, epoch)
+            return StepFuture(partial(self._output, get, epoch, begun=begun))
+        return self._output(get, epoch, begun=begun)
 
-    def _ask(self, method: str, epoch: int, argument: Any) -> Any:
-        return self._group.collective_rpc(
-            method, args=(epoch, argument), unique_reply_rank=self._output_rank, retries=_AGAIN
-        )
-
-    def _send(self, method: str, epoch: int, *args: Any) -> Any:
+    def _send(self, method: str, epoch: int, *args: Any, non_block: bool = True) -> Any:
         try:
             return self._group.collective_rpc(
                 method,
                 args=(epoch, *args),
-                non_block=True,
+                non_block=non_block,
                 unique_reply_rank=self._output_rank,
                 retries=_AGAIN,
             )
         except ExecutorClosed as error:
             raise self._end_error() from error
 
-    def _output(self, get: Callable[[], Any], epoch: int) -> Any:
+    def _output(self, get: Callable[[], Any], epoch: int, *, begun: bool) -> Any:
         try:
             value = get()
         except (WorkerDied, StaleEpoch) as error:
             _logger.warning("phalanx.vllm_step_lost epoch=%d by=%s", epoch, type(error).__name__)
             if self._believed == epoch:
                 self._believed = 0
-            return lost_step(epoch)
+            return LostStep(epoch=epoch, begun=begun)
         except ExecutorClosed as error:
             raise self._end_error() from error
-        self._worked()
+        self._recovery.end_row()
         return value
 
 

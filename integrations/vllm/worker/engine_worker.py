@@ -173,6 +173,11 @@ class EngineWorker(WorkerActor):
         self._check(epoch)
         return self._answer(self._worker.sample_tokens(grammar))
 
+    def take_draft_token_ids(self, epoch: int) -> Any:
+        """Return the tokens that were drafted in the last step."""
+        self._check(epoch)
+        return self._worker.take_draft_token_ids()
+
     def _execute(self, scheduled: Any) -> Any:
         if self._resumption is not None:
             self._resumption.expect(scheduled)

@@ -64,6 +64,16 @@ class Ended(Exception):
     """The error of an engine that has ended."""
 
 
+def ending(reasons: list[str]) -> Callable[[str], Exception]:
+    """Return what keeps the reasons that an engine ends for."""
+
+    def ended(reason: str) -> Ended:
+        reasons.append(reason)
+        return Ended(reason)
+
+    return ended
+
+
 def recovery(
     group: Any,
     journal: Journal | None = None,
@@ -85,7 +95,7 @@ def call(recovery: Recovery, method: str | bytes, timeout: float | None = LONG, 
 def test_restarts_in_a_row_that_bring_no_worker_back_end_the_engine() -> None:
     reasons: list[str] = []
     group = Group()
-    engine = recovery(group, ended=lambda why: Ended(reasons.append(why)))
+    engine = recovery(group, ended=ending(reasons))
 
     for epoch in range(1, 4):
         group.down(epoch)
@@ -117,7 +127,7 @@ def test_workers_keep_no_engine_alive_whose_start_failed() -> None:
 def test_workers_that_die_idle_now_and_then_end_no_engine() -> None:
     reasons: list[str] = []
     group = Group()
-    engine = recovery(group, limit=0.01, ended=lambda why: Ended(reasons.append(why)))
+    engine = recovery(group, limit=0.01, ended=ending(reasons))
 
     for _ in range(5):
         group.down()
@@ -126,6 +136,24 @@ def test_workers_that_die_idle_now_and_then_end_no_engine() -> None:
         time.sleep(0.02)
 
     assert reasons == []
+    engine.close()
+
+
+def test_workers_that_die_while_they_are_restored_serve_only_after_the_next_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group(prepare=lambda *_: group.down(3) if group.number == 3 else None)
+    engine = recovery(group)
+    phases: list[str] = []
+    monkeypatch.setattr(engine._state, "set", lambda phase, *_: phases.append(phase))
+
+    for epoch in (1, 2, 3):
+        if epoch < 3:
+            group.down(epoch)
+        group.up()
+        engine.restore()
+
+    assert phases == ["recovering", "serving", "recovering", "recovering", "serving"]
     engine.close()
 
 
@@ -385,13 +413,8 @@ def test_a_hook_that_never_returns_holds_up_no_close_and_the_end_is_no_failure_o
         gate.wait()
 
     reasons: list[str] = []
-
-    def ended(reason: str) -> Ended:
-        reasons.append(reason)
-        return Ended(reason)
-
     group = Group()
-    engine = recovery(group, Journal(), 6 * LONG, hook, ended)
+    engine = recovery(group, Journal(), 6 * LONG, hook, ending(reasons))
     call(engine, "update_weights")
     group.up()
     assert begun.wait(LONG)
