@@ -36,6 +36,7 @@ EngineCoreOutput v1.engine:EngineCoreOutput
 EngineCoreOutputs v1.engine:EngineCoreOutputs () outputs
 EngineDeadError v1.engine.exceptions:EngineDeadError
 FlexibleArgumentParser utils.argparse_utils:FlexibleArgumentParser (prog)
+LateInteractionParams pooling_params:LateInteractionParams mode
 LoRARequest lora.request:LoRARequest lora_int_id load_inplace
 ModelConfig config:ModelConfig architectures runner_type seed multimodal_config
 ModelRegistry model_executor.models:ModelRegistry models
@@ -51,9 +52,11 @@ ParallelConfig config:ParallelConfig world_size tensor_parallel_size pipeline_pa
   prefill_context_parallel_size data_parallel_size data_parallel_index data_parallel_rank_local
   worker_cls assigned_physical_gpu_ids nnodes nnodes_within_dp enable_elastic_ep
   enable_fault_tolerance numa_bind
-Request v1.request:Request request_id status client_index sampling_params resumable stop_reason
-  trace_headers num_in_flight_tokens num_stale_output_tokens drop_stale_output num_computed_tokens
-  num_output_tokens all_token_ids is_finished() get_finished_reason() take_events()
+PoolingParams pooling_params:PoolingParams late_interaction_params
+Request v1.request:Request request_id status client_index sampling_params pooling_params resumable
+  stop_reason trace_headers num_in_flight_tokens num_stale_output_tokens drop_stale_output
+  num_computed_tokens num_output_tokens all_token_ids is_finished() get_finished_reason()
+  take_events()
 RequestStatus v1.request:RequestStatus RUNNING WAITING PREEMPTED FINISHED_ERROR
 Sampler v1.sample.sampler:Sampler topk_topp_sampler
 SamplingParams sampling_params:SamplingParams seed temperature prompt_logprobs
@@ -109,7 +112,8 @@ torch._inductor.compile_fx
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return pkgutil.resolve_name(f"vllm.{_PLACES[name]}")
+    value = globals()[name] = pkgutil.resolve_name(f"vllm.{_PLACES[name]}")
+    return value
 
 
 def differences() -> list[str]:
@@ -226,11 +230,8 @@ def check_version(version: str | None, probe: Callable[[], list[str]]) -> None:
 
 
 def _release(version: str) -> tuple[int, int] | None:
-    parts = version.split("+", maxsplit=1)[0].split(".")
-    try:
-        return int(parts[0]), int(parts[1])
-    except (IndexError, ValueError):
-        return None
+    found = re.match(r"(\d+)\.(\d+)(?!.*dev)", version.partition("+")[0])
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _dotted(release: tuple[int, int]) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 _VARIABLE = "PHALANX_VLLM_STATE"
+_SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's own
 _COUNTERS = {
     "recoveries": "Recoveries from deaths of the workers.",
     "recomputed": "Requests that were computed again after a restart.",
@@ -179,12 +180,15 @@ def serve_states(error: type[Exception]) -> None:
 
     Once in a process.
     """
-    if _VARIABLE not in os.environ:
+    named = os.environ.get(_VARIABLE)
+    if named is None or not Path(named).is_dir():  # it was that of a client that has ended
         _remove_abandoned()
         os.environ[_VARIABLE] = folder = _make_folder()
         atexit.register(_remove, folder, os.getpid())
-        if len(folder) <= _LONGEST:
-            os.environ.setdefault("VLLM_RPC_BASE_PATH", folder)
+        if os.environ.get(_SOCKETS, named) == named:
+            os.environ.pop(_SOCKETS, None)
+            if len(folder) <= _LONGEST:
+                os.environ[_SOCKETS] = folder
     with suppress(ImportError):
         from prometheus_client import REGISTRY  # noqa: PLC0415  # vLLM brings it
 

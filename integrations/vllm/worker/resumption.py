@@ -46,6 +46,9 @@ def obstacle(
             "its worker died: a session with streamed input cannot be recomputed; "
             "begin the session anew"
         )
+    late = getattr(request.pooling_params, "late_interaction_params", None)
+    if late is not None and late.mode == "score_doc":
+        return "its worker died, and the query that it is scored against too; send both again"
     sampling = request.sampling_params
     is_drawn = sampling is not None and sampling.seed is not None and sampling.temperature > 0
     if speculates and keeps_generators and is_drawn and request.num_output_tokens:

@@ -119,13 +119,13 @@ sys.stdin.readline()
 """
 
 
-def client(folder: Path) -> subprocess.Popen[str]:
+def client(folder: Path, **inherited: str) -> subprocess.Popen[str]:
     """Start a client whose temporary files are in *folder*."""
     own = {"PHALANX_VLLM_STATE", "VLLM_RPC_BASE_PATH"}
     others = {key: text for key, text in os.environ.items() if key not in own}
     return subprocess.Popen(
         [sys.executable, "-c", CLIENT],
-        env={**others, "TMPDIR": str(folder)},
+        env={**others, "TMPDIR": str(folder), **inherited},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -165,6 +165,17 @@ def test_the_sockets_of_vllm_go_with_the_folder_of_their_client() -> None:
 
         assert sockets == own
         assert list(Path(folder).iterdir()) == []
+
+
+def test_a_client_whose_environment_names_the_folder_of_one_that_has_ended_has_its_own() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        gone = str(Path(folder) / "gone")
+        inherited = {"PHALANX_VLLM_STATE": gone, "VLLM_RPC_BASE_PATH": gone}
+
+        told, _ = client(Path(folder), **inherited).communicate("end\n", timeout=60)
+
+        own, sockets = told.splitlines()
+        assert own == sockets != gone
 
 
 def test_a_folder_whose_name_is_too_long_for_sockets_is_not_theirs(tmp_path: Path) -> None:

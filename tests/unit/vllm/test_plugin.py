@@ -51,6 +51,7 @@ def request(**fields: Any) -> Any:
         "num_output_tokens": 0,
         "resumable": False,
         "sampling_params": SimpleNamespace(seed=None, temperature=1.0),
+        "pooling_params": None,
     }
     return SimpleNamespace(**{**usual, **fields})
 
@@ -58,7 +59,9 @@ def request(**fields: Any) -> Any:
 # --- what is needed of vLLM ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["0.31.4", "0.34.0", "1.0", "0.35.0+cpu", "dev"])
+@pytest.mark.parametrize(
+    "version", ["0.31.4", "0.34.0", "1.0", "0.35.0+cpu", "0.32.0.dev5+g1", "dev"]
+)
 def test_a_version_that_lacks_something_is_refused_by_name_with_what_it_lacks(version: str) -> None:
     with pytest.raises(Unsupported) as caught:
         check_version(version, lambda: ["vllm.v1.request:Request: no status"])
@@ -343,6 +346,10 @@ def test_what_was_in_flight_is_dropped_also_where_it_would_have_been_taken() -> 
     assert not idle.drop_stale_output
 
 
+def late(mode: str) -> Any:
+    return SimpleNamespace(late_interaction_params=SimpleNamespace(mode=mode))
+
+
 SEEDED = {"sampling_params": SimpleNamespace(seed=1, temperature=0.5)}
 GREEDY = {"sampling_params": SimpleNamespace(seed=1, temperature=0.0)}
 
@@ -354,6 +361,9 @@ GREEDY = {"sampling_params": SimpleNamespace(seed=1, temperature=0.0)}
         ({"resumable": True}, False, False, False),
         ({"resumable": True, "num_computed_tokens": 4}, False, False, True),
         ({"sampling_params": None}, True, True, False),
+        ({"sampling_params": None, "pooling_params": late("cache_query")}, False, True, False),
+        ({"sampling_params": None, "pooling_params": late("score_doc")}, False, True, True),
+        ({"sampling_params": None, "pooling_params": SimpleNamespace()}, False, True, False),
         (SEEDED, True, True, False),
         ({**SEEDED, "num_output_tokens": 3}, True, True, True),
         ({**SEEDED, "num_output_tokens": 3}, True, False, False),
