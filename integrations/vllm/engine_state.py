@@ -1,16 +1,14 @@
 """The state of an engine's workers, for the process of its client: errors, health and metrics.
 
-Guarantees: the exception of a call names the last death, with its crash report; if the engine core
-is a separate process, vLLM's `EngineDeadError` in the process of its client does too. The
-server's ``/metrics`` counts recoveries, and its ``/health`` distinguishes an engine that
-recovers from one that serves, with `HealthRoute`.
+Guarantees: if the engine core is a separate process, vLLM's `EngineDeadError` in the process of its
+client holds the crash report of the last death, as the core's own exception does. The server's
+``/metrics`` counts recoveries.
 
 vLLM has no way for an engine core to send any of it to its client. So the client, which imports the
 executor before it starts the core, names a folder in the environment that the core inherits; each
 core keeps a file there, which is replaced in one step. The client reads them, and removes the
 folder; one that was killed has it removed by the next client of its user. vLLM's processes make
-their ipc sockets there too: it kills the core at the end of a program, and a rank may be killed at
-any time, so each would leave its sockets in the folder for temporary files.
+their ipc sockets there too, as those that are killed would leave them behind.
 """
 
 from __future__ import annotations
@@ -32,14 +30,16 @@ if TYPE_CHECKING:
 
 _VARIABLE = "PHALANX_VLLM_STATE"
 _SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's own
-_COUNTERS = {
-    "recoveries": "Recoveries from deaths of the workers.",
+_SECONDS = "Seconds of recoveries, by phase."
+_COUNTERS = {  # their help; of _SECONDS, which is one metric, they are the phases
+    "recoveries": "Recoveries of the workers, from deaths and from restarts that were asked for.",
     "recomputed": "Requests that were computed again after a restart.",
     "suspects": "Requests that were tried alone, as they had been running at several losses.",
     "ended": "Requests that could not be continued, and ended with an error.",
+    "restart": _SECONDS,
+    "restore": _SECONDS,
 }
 _PREFIX = "phalanx-vllm-"
-_PHASES = ("restart", "restore")
 _LONGEST = 70  # characters; sockets named by a UUID fit in, as the kernel takes 107 in all
 
 
@@ -56,26 +56,22 @@ class EngineState:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: dict[str, Any] = {
-            "phase": "serving",
-            "cause": "",
-            **dict.fromkeys(_COUNTERS, 0),
-        }
-        self._said |= dict.fromkeys(_PHASES, 0.0)
+        self._said: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
+        self._said |= {"phase": "serving", "cause": ""}
         for file in _files():
             if not Path(f"/proc/{file.stem}").exists():  # of an engine before this one
                 file.unlink(missing_ok=True)
         self._write()
 
     def set(self, phase: str, cause: str = "") -> None:
-        """Note that the workers serve, are ``recovering`` or have ``ended``, and why."""
+        """Note that the workers serve, are ``recovering`` or have ``ended`` for good, and why."""
         with self._lock:
             if self._said["phase"] != "ended":
                 self._said |= {"phase": phase, "cause": cause}
                 self._write()
 
     def add(self, **amounts: float) -> None:
-        """Add to counters, and to the seconds of phases."""
+        """Add to counters."""
         with self._lock:
             for name, amount in amounts.items():
                 self._said[name] += amount
@@ -113,10 +109,8 @@ def cause_of_end() -> str:
 class HealthRoute:
     """Has the route ``/health`` of vLLM's server say how the workers are; an ASGI middleware.
 
-    ``vllm serve --middleware phalanx.integrations.vllm.HealthRoute``. The answer has the header
-    ``x-phalanx-workers``: ``serving``, ``recovering`` or ``ended``. ``/health?ready`` answers 503
-    while they recover, for a readiness probe; ``/health`` 200, since a restart of the server would
-    lose what it serves.
+    While they recover ``/health?ready`` answers 503, for a readiness probe, and ``/health`` 200,
+    since a restart of the server would lose what it serves.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -148,14 +142,14 @@ class _Metrics:
         from prometheus_client import core  # noqa: PLC0415  # vLLM brings it
 
         states = read_states()
+        counter, name = core.CounterMetricFamily, "vllm:phalanx_recovery_seconds"
+        spent = counter(name, _SECONDS, labels=["phase"])
         for name, text in _COUNTERS.items():
             total = sum(each[name] for each in states)
-            yield core.CounterMetricFamily(f"vllm:phalanx_{name}", text, value=total)
-        spent = core.CounterMetricFamily(
-            "vllm:phalanx_recovery_seconds", "Seconds of recoveries, by phase.", labels=["phase"]
-        )
-        for phase in _PHASES:
-            spent.add_metric([phase], sum(each[phase] for each in states))
+            if text == _SECONDS:
+                spent.add_metric([name], total)
+            else:
+                yield counter(f"vllm:phalanx_{name}", text, value=total)
         yield spent
         recovering = sum(each["phase"] == "recovering" for each in states)
         text = "Engines whose workers are being restarted."

@@ -1,8 +1,7 @@
 """The policy of a supervised engine, and `supervised`, which gives it to vLLM.
 
-Guarantees: a `Policy` is valid once it exists; `Policy.to_json` returns plain JSON, as taken by
-``vllm serve --additional-config '{"phalanx": {...}}'``; an unknown field is an error. All checks
-that need no model are made before the policy reaches vLLM.
+Guarantees: a `Policy` is valid once it exists; all checks that need no model are made before it
+reaches vLLM.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from phalanx.actors import group_of
 from phalanx.supervision import (
     BackOff,
     Intensity,
@@ -37,37 +37,32 @@ class Policy:
     """The supervision options of the workers of one engine.
 
     Attributes:
-        intensity: How many restarts are allowed; one more ends the engine, as any death does
-            without this plug-in.
+        intensity: How many restarts are allowed, in its period or in a row without an output; one
+            more ends the engine.
         backoff: The delays before restarts in a row; None for none.
-        standby: How many spare processes are kept warm; as many as there are ranks let all of them
-            be replaced at once. 0 for none.
-        hang_after: Seconds that a step may run on a rank before that rank is taken for hung,
-            examined and killed. None takes vLLM's own limit for a step.
+        standby: How many spare processes are kept warm; 0 for none.
+        hang_after: Seconds that a step may run on a rank before that is examined and killed. None
+            takes vLLM's own limit for a step.
         stopped_after: Seconds that a rank which owes an answer may be stopped (SIGSTOP); None for
             ever.
         start_timeout: Seconds from a rank's start until its weights are loaded, and as many again
             for what follows after a restart: the KV cache, warm-up, adapters, and *replay*.
         suspect_after: At how many losses of the workers in a row a request has to be running to be
-            taken for their cause: such requests are tried one at a time, and one that kills again
-            ends alone, with an error. 0 for never.
+            tried alone; one that kills again ends with an error. 0 for never.
         report_dir: Where crash reports are also written as files; None writes none, unless the
             variable ``PHALANX_REPORT_DIR`` names a folder.
         launch: ``"zygote"`` forks ranks from a process that has imported vLLM once; ``"exec"``
-            starts an interpreter for each, which takes as long as it does without this plug-in.
+            starts an interpreter for each.
         preload: Further modules for that process to import, such as those of your own models.
-        replay: Names of worker methods whose calls change what a worker computes, such as one that
-            updates weights: after a restart those made by ``collective_rpc`` are made again, in
-            order, with the same arguments.
+        replay: Names of worker methods that update weights: after a restart the calls of them by
+            ``collective_rpc`` are made again, in order, with the same arguments.
         superseding: Those of *replay* that end an update of all weights: after one of their calls
             those up to the one before are forgotten.
-        replay_bytes: How many bytes of arguments are kept for *replay*. Beyond it none is, and the
-            weights count as lost at the next restart.
+        replay_bytes: How many bytes of arguments are kept; beyond it the weights count as lost.
         harmless: Names of worker methods, and of functions, called by ``collective_rpc``, that
             change no weights. Any other of yours, not in *replay*, counts as one that did.
         on_weights_lost: A function ``"module:name"`` that sets lost weights in restarted workers,
-            while the engine waits, for *start_timeout* at most; it gets a `WeightsLost`. None ends
-            the engine at a restart after which its weights would be older than its last ones.
+            for *start_timeout* at most; it gets a `WeightsLost`. None ends the engine instead.
     """
 
     intensity: Intensity = Intensity(10, 60.0)  # noqa: RUF009  # frozen
@@ -114,48 +109,36 @@ class Policy:
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, for JSON."""
-        said: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                is_group = isinstance(value, Intensity | BackOff)
-                said[field.name] = dataclasses.asdict(value) if is_group else value
-        return said
+        said = dataclasses.asdict(self)
+        return {
+            field.name: said[field.name]
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
 
     @classmethod
     def from_json(cls, said: object) -> Policy:
         """Return the policy that *said* describes; the opposite of `to_json`."""
-        if said is None:
-            return cls()
-        if not isinstance(said, Mapping):
+        if said is not None and not isinstance(said, Mapping):
             raise SpecError(KEY, said, "give a mapping with the names of a Policy's fields")
-        given = dict(cast("Mapping[str, Any]", said))
-        known = {field.name for field in dataclasses.fields(cls)}
-        for name, value in given.items():
-            if name not in known:
-                names = ", ".join(sorted(known))
-                raise SpecError(f"{KEY}.{name}", value, f"known are {names}")
+        given = dict(cast("Mapping[str, Any]", said or {}))
         for name, base in (("intensity", cls().intensity), ("backoff", BackOff())):
             if isinstance(value := given.get(name), Mapping | list | tuple):
                 given[name] = _group(name, base, value)
-        return cls(**given)
+        return group_of(KEY, cls, given)
 
     @classmethod
     def of_config(cls, additional: object) -> Policy:
         """Return the policy in vLLM's ``additional_config``; the defaults where there is none."""
-        if isinstance(additional, Mapping):
-            return cls.from_json(cast("Mapping[str, Any]", additional).get(KEY))
-        return cls()
+        given = additional if isinstance(additional, Mapping) else {}
+        return cls.from_json(cast("Mapping[str, Any]", given).get(KEY))
 
 
 def _group(name: str, base: Any, said: Any) -> Any:
     """Return *base* with the fields that *said* has: by name, or the first ones in their order."""
-    names = [field.name for field in dataclasses.fields(base)]
-    given = said if isinstance(said, Mapping) else dict(zip(names, said, strict=False))
-    if len(given) == len(said) and given.keys() <= set(names):
-        return dataclasses.replace(base, **given)
-    remedy = f"give a mapping with any of {', '.join(names)}, or a list in this order"
-    raise SpecError(f"{KEY}.{name}", said, remedy)
+    known = dataclasses.asdict(base)
+    given = said if isinstance(said, Mapping) else dict(zip((*known, "more"), said, strict=False))
+    return group_of(f"{KEY}.{name}", type(base), {**known, **given})
 
 
 def _names(field: str, value: object) -> tuple[str, ...]:
@@ -169,41 +152,29 @@ def _names(field: str, value: object) -> tuple[str, ...]:
 def check_config(config: Any) -> None:
     """Raise `SpecError` for the first field of a vLLM configuration that is not supported."""
     parallel = config.parallel_config
-    for field in ("nnodes", "nnodes_within_dp"):
-        nodes = getattr(parallel, field)
-        if nodes > 1:
-            raise SpecError(field, nodes, "ranks on one node only; run one engine on each node")
-    if parallel.data_parallel_size > 1:
-        raise SpecError(
-            "data_parallel_size",
-            parallel.data_parallel_size,
-            "its engines compute together, and would wait for the one that heals; "
-            "run independent engines instead",
-        )
-    for field, remedy in (
-        ("enable_elastic_ep", "ranks come and go by it; turn off"),
-        ("enable_fault_tolerance", "vLLM would recover by it too; turn off"),
-        ("numa_bind", "ranks start without numactl; run the whole program under numactl"),
+    media = config.model_config.multimodal_config
+    on_one_node = "ranks on one node only; run one engine on each node"
+    connected = "a connector's state outside of the workers is not restored; omit it"
+    for place, field, usual, remedy in (
+        (parallel, "nnodes", 1, on_one_node),
+        (parallel, "nnodes_within_dp", 1, on_one_node),
+        (parallel, "data_parallel_size", 1, "its engines compute together; run independent ones"),
+        (parallel, "enable_elastic_ep", False, "ranks come and go by it; turn off"),
+        (parallel, "enable_fault_tolerance", False, "vLLM would recover by it too; turn off"),
+        (parallel, "numa_bind", False, "ranks start without it; run the program under numactl"),
+        (config, "kv_transfer_config", None, connected),
+        (config, "ec_transfer_config", None, connected),
+        (media, "mm_processor_cache_type", "lru", "restarted workers cannot read it; omit it"),
     ):
-        if getattr(parallel, field):
-            raise SpecError(field, value=True, remedy=remedy)
-    for field in ("kv_transfer_config", "ec_transfer_config"):
-        given = getattr(config, field)
-        if given is not None:
-            raise SpecError(
-                field, given, "a connector's state outside of the workers is not restored; omit it"
-            )
-    multimodal = config.model_config.multimodal_config
-    if multimodal is not None and multimodal.mm_processor_cache_type == "shm":
-        remedy = "restarted workers cannot read it again; omit it"
-        raise SpecError("mm_processor_cache_type", "shm", remedy)
+        given = usual if place is None else getattr(place, field)
+        if given != usual:
+            raise SpecError(field, given, remedy)
 
 
 def device_names(mask: str | None, parallel: Any) -> str | list[str]:
     """Return the GPUs of one engine among those that ``CUDA_VISIBLE_DEVICES=mask`` shows.
 
-    They are all of these, for one engine; of several with dense data parallelism each has its
-    share, in the order of vLLM's ``--device-ids`` or else of the mask.
+    Each of several engines has its share, in the order of vLLM's ``--device-ids`` or of the mask.
     """
     size = parallel.world_size
     engine = parallel.data_parallel_rank_local
@@ -211,10 +182,8 @@ def device_names(mask: str | None, parallel: Any) -> str | list[str]:
     assigned = parallel.assigned_physical_gpu_ids
     if assigned is None and first == 0:
         return "cuda"
-    named = assigned if assigned is not None else None if mask is None else mask.split(",")
-    if named is None:
-        return [str(number) for number in range(first, first + size)]
-    return [str(each).strip() for each in named[first : first + size]]
+    named = range(first + size) if mask is None else mask.split(",")
+    return [str(each).strip() for each in (assigned or named)[first : first + size]]
 
 
 def supervised(

@@ -249,9 +249,9 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
     [
         ({"retries": 3}, "phalanx.retries"),
         ({"intensity": 3}, "intensity"),
-        ({"intensity": [3, 60, 1]}, "phalanx.intensity"),
+        ({"intensity": [3, 60, 1]}, "phalanx.intensity.more"),
         ({"intensity": [3, 0]}, "period"),
-        ({"backoff": {"first": 1}}, "phalanx.backoff"),
+        ({"backoff": {"first": 1}}, "phalanx.backoff.first"),
         ({"standby": -1}, "standby"),
         ({"hang_after": 0}, "hang_after"),
         ({"launch": "inline"}, "launch"),
