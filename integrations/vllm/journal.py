@@ -120,9 +120,9 @@ class Journal:
     def __init__(
         self,
         replay: Iterable[str] = (),
-        *,
         superseding: Iterable[str] = (),
         harmless: Iterable[str] = (),
+        *,
         most: int = 1 << 30,
     ) -> None:
         self._replay = frozenset(replay)

@@ -1,10 +1,10 @@
 """`Recovery`: brings an engine's new workers to the state of those before them, and makes its RPCs.
 
 Guarantees: one thread replays and calls, in the order of submission, so that no call is missing
-from the journal and none is made by half-restored workers; replay begins as soon as the group is
-up; a replay that raises or lasts longer than a start may is a failed start; a caller's timeout
-bounds all of it. Where weights may have been changed by calls that are not replayed, no step and no
-call runs on new workers before a hook of the user's has set them. Needs nothing of vLLM.
+from the journal and none is made by half-restored workers; a replay that raises or lasts longer
+than a start may is a failed start; a caller's timeout bounds all of it. Where weights may have been
+changed by calls that are not replayed, no step and no call runs on new workers before a hook of the
+user's has set them. Needs nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Recovery:
             return future.result()  # it has the same limit
 
     def end_row(self) -> None:
-        """Note that the workers are back: a step had an output, or what killed them has ended."""
+        """Note that a step had an output, or that what killed the workers has ended."""
         self._row = 0
 
     def close(self) -> None:
@@ -246,30 +246,21 @@ class Recovery:
         if self._hooked is None or self._hooked[0] != epoch:
             news = WeightsLost(epoch, tuple(lost), partial(self._call_for_hook, epoch))
             self._hooked = epoch, Future()
-            # A daemon: the program's end does not wait for a hook that never returns.
-            arguments = (self._hooked[1], news)
-            hook = threading.Thread(
-                target=self._run_hook, args=arguments, name="phalanx-weights", daemon=True
-            )
+            run = partial(self._run_hook, self._hooked[1], news)
             if self._closed:  # before there was anything to cancel
                 self._hooked[1].cancel()
-            else:
-                hook.start()
-        left = _left(until, "on_weights_lost")
+            else:  # a daemon: the program's end does not wait for a hook that never returns
+                threading.Thread(target=run, name="phalanx-weights", daemon=True).start()
+        done, left = self._hooked[1], _left(until, "on_weights_lost")
         try:
-            self._hooked[1].result(self._limit if left is None else min(left, self._limit))
-        except TimeoutError as error:
-            if self._hooked[1].done():  # the hook's own
-                raise self._ended(f"on_weights_lost raised {error!r}") from error
-            if left is not None and left < self._limit:
-                raise _late("on_weights_lost", left) from error
-            raise self._ended(f"on_weights_lost took more than {self._limit:g} s") from error
+            done.result(self._limit if left is None else min(left, self._limit))
         except (WorkerDied, StaleEpoch, ExecutorClosed):
             raise
         except Exception as error:
-            if self._hooked[1].cancelled():  # by `close`
-                raise self._ended("") from error
-            raise self._ended(f"on_weights_lost raised {error!r}") from error
+            if not done.done() and left is not None and left < self._limit:
+                raise _late("on_weights_lost", left) from error
+            why = f"raised {error!r}" if done.done() else f"took more than {self._limit:g} s"
+            raise self._ended("" if done.cancelled() else f"on_weights_lost {why}") from error
 
     def _run_hook(self, done: Future[object], news: WeightsLost) -> None:
         assert self._hook is not None
@@ -284,10 +275,8 @@ class Recovery:
             settle()
 
     def _call_for_hook(self, epoch: int, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
-        answers: list[Any] = self._group.collective_rpc(
-            "rpc", self._limit, args=(epoch, method, args, kwargs)
-        )
-        return answers
+        given = (epoch, method, args, kwargs)
+        return list(self._group.collective_rpc("rpc", self._limit, args=given))
 
     def _ask_epoch(self, until: float | None) -> int:
         epoch: int = self._group.collective_rpc(
@@ -330,10 +319,7 @@ class Recovery:
 
 
 def weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return what calls a bound *method* while its object is in use: the caller keeps none alive.
-
-    The workers of an engine whose start failed end when its executor is collected.
-    """
+    """Return what calls a bound *method*, and keeps its object from no garbage collection."""
     reference = weakref.WeakMethod(method)
 
     def call(argument: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ class EngineWorker(WorkerActor):
         _bind(self._cpus[ctx.rank] if self._cpus else ())
         remove_names(self._mark, ctx.epoch, before=True)
         mark_names(self._mark, ctx.epoch)
-        config = self._config
+        config, place = self._config, ctx.rendezvous
+        assert place is not None
         parallel = config.parallel_config
         if ctx.device.startswith("cuda"):
             # It sees the GPUs of its own engine, in their order.
@@ -78,7 +80,10 @@ class EngineWorker(WorkerActor):
             "vllm_config": config,
             "local_rank": _device_of(ctx),
             "rank": ctx.rank,
-            "distributed_init_method": self._meeting_place(),
+            # torch connects to the store there instead of starting one: the environment says so.
+            "distributed_init_method": marked_address(
+                place.address, place.port, self._mark, ctx.epoch
+            ),
             "is_driver_worker": ctx.rank % parallel.tensor_parallel_size == 0,
             "shared_worker_lock": ctx.lock("vllm"),
         }
@@ -136,13 +141,15 @@ class EngineWorker(WorkerActor):
         for entry in entries:
             if entry.method == "determine_available_memory":
                 self._warm_up(entry)
-            elif entry.method == "initialize_from_config":
-                with ZeroPages():
+                continue
+            try:
+                with ZeroPages() if entry.method == "initialize_from_config" else nullcontext():
                     self._run(entry.method, entry.args, entry.kwargs)
-            elif entry.method in _OF_ADAPTERS:
-                self._try(entry)
-            else:
-                self._run(entry.method, entry.args, entry.kwargs)
+            except Exception as error:
+                if entry.method not in _OF_ADAPTERS:  # whose files are the user's
+                    raise
+                # vLLM loads it again for a request of it.
+                self.ctx.log.warning("phalanx.vllm_adapter_lost", by=entry.method, error=str(error))
 
     @method(hang_after=_FOREVER)
     def rpc(
@@ -186,16 +193,8 @@ class EngineWorker(WorkerActor):
     def _answer(self, value: Any) -> Any:
         if value is None or not self._is_output:
             return None
-        return _Later(value, self._device()) if _is_async(value) else value
-
-    def _meeting_place(self) -> str:
-        # torch connects to the store there instead of starting one: the environment says so.
-        where = self.ctx.rendezvous
-        assert where is not None
-        return marked_address(where.address, where.port, self._mark, self.ctx.epoch)
-
-    def _device(self) -> Any:
-        return getattr(self._worker.worker, "device", None)
+        device = getattr(self._worker.worker, "device", None)
+        return _Later(value, device) if _is_async(value) else value
 
     def _check(self, epoch: int) -> None:
         if epoch != self.ctx.epoch:
@@ -209,13 +208,6 @@ class EngineWorker(WorkerActor):
         except AttributeError as error:
             raise UnknownMethod(str(error)) from error
         return call(*args, **kwargs)
-
-    def _try(self, entry: Entry) -> None:
-        """Make the call, and log its failure: vLLM loads an adapter again for a request of it."""
-        try:
-            self._run(entry.method, entry.args, entry.kwargs)
-        except Exception as error:  # noqa: BLE001  # its files are the user's
-            self.ctx.log.warning("phalanx.vllm_adapter_lost", by=entry.method, error=str(error))
 
     def _warm_up(self, entry: Entry) -> None:
         """Compile and profile as the first worker did, and keep to the memory that it found."""
@@ -274,9 +266,8 @@ def _set_up_process(config: Any, rank: int, local_rank: int) -> None:
 def _bind(cpus: Sequence[int]) -> None:
     """Run on *cpus*, with a thread on each.
 
-    OpenMP reads the environment when it is loaded, which is too early for a forked process. Ranks
-    spin while they wait for each other: as batch processes they do not preempt the driver, which is
-    about to wake the next one.
+    Ranks spin while they wait for each other: as batch processes they do not preempt the driver,
+    which is about to wake the next one.
     """
     if not cpus:
         return
@@ -286,10 +277,7 @@ def _bind(cpus: Sequence[int]) -> None:
 
 
 def _make_room_for_stages(worker: Any) -> None:
-    """Make the buffers of a later stage, where vLLM does not.
-
-    It does so when it profiles a model, which it passes over on a CPU without compilation.
-    """
+    """Make the buffers of a later stage, which vLLM does only when it profiles a model."""
     state = compat.parallel_state
     runner = worker.model_runner
     if state.get_pp_group().is_first_rank or getattr(runner, "intermediate_tensors", 0) is not None:

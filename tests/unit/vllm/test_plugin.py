@@ -103,8 +103,8 @@ def test_the_probe_names_what_is_missing() -> None:
     fits = "(given) (_) field kept method(known) method(_)  method(_,_) method(known,more)!"
     misfits = "gone method(known,other) method() method(_)! () method(_,_,_)"
 
-    assert list(compat._lacks(Something, fits)) == []
-    assert list(compat._lacks(Something, misfits)) == [
+    assert list(compat._lacks(Something, fits.split())) == []
+    assert list(compat._lacks(Something, misfits.split())) == [
         "no gone",
         "method: got an unexpected keyword argument 'other'",
         "method: missing a required argument: 'known'",
@@ -112,7 +112,7 @@ def test_the_probe_names_what_is_missing() -> None:
         "it: missing a required argument: 'given'",
         "method: too many positional arguments",
     ]
-    assert list(compat._lacks(len, "(_) (_,_)")) == ["it: too many positional arguments"]
+    assert list(compat._lacks(len, ["(_)", "(_,_)"])) == ["it: too many positional arguments"]
 
 
 @pytest.mark.skipif(installed_version() is not None, reason="vLLM is installed")
