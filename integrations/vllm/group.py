@@ -91,13 +91,10 @@ def _modules_of(config: Any) -> list[str]:
 def _choose_processors(
     config: Any,
 ) -> tuple[tuple[tuple[int, ...], ...], list[dict[str, str]]]:
-    """Return the processors that vLLM's own executor would choose, where there are no GPUs.
+    """Return the processors of each rank, empty if ranks are not bound, and variables for each.
 
-    vLLM sets the environment of each process that it starts, which OpenMP reads when it is loaded.
-    A forked rank has it loaded already, so it gets the numbers too and binds itself.
-
-    Returns:
-        The processors of each rank, empty if ranks are not bound; variables for each rank.
+    They are what vLLM's own executor would choose. It only sets the environment, which OpenMP reads
+    when it is loaded; a forked rank has it loaded already, so it binds itself.
     """
     size = config.parallel_config.world_size
     if not current_platform.is_cpu():

@@ -1,9 +1,9 @@
 """The scheduler's part: requests continue after the workers that ran them have died.
 
 Guarantees: no result of a lost step becomes output; every request that had begun returns to its
-place in the queue, with nothing computed and all of its tokens, and no token is generated twice;
-finished requests stay finished. A request that cannot be continued exactly ends alone, with an
-error that gives the reason. It works with any scheduler that derives from vLLM's.
+place in the queue, with nothing computed and all of its tokens; one that cannot be continued
+exactly ends alone, with an error that gives the reason. It works with any scheduler that derives
+from vLLM's.
 """
 
 from __future__ import annotations
@@ -76,18 +76,24 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
             self._lost_epoch = lost
             ended = self._begin_again(begun=model_runner_output.begun)
         elif not lost and self._suspects.is_watching:
-            computed = [
-                each for each in scheduler_output.num_scheduled_tokens if each in self.requests
-            ]
-            self._suspects.computed(computed, lambda each: self.requests[each].num_computed_tokens)
+            known = self.requests
+            computed = [each for each in scheduler_output.num_scheduled_tokens if each in known]
+            self._suspects.computed(computed, lambda each: known[each].num_computed_tokens)
         # Every request of a lost step is marked as one whose output is dropped, so that this only
         # counts what is in flight.
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
         for request in ended:
-            of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            of_client.outputs.append(_error_of(request))
+            error = EngineCoreOutput(
+                request_id=request.request_id,
+                new_token_ids=[],
+                finish_reason=request.get_finished_reason(),
+                stop_reason=request.stop_reason,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            outputs.setdefault(request.client_index, EngineCoreOutputs()).outputs.append(error)
         return outputs
 
     def _begin_again(self, *, begun: bool) -> list[Request]:
@@ -144,14 +150,3 @@ def mix_in_healing(config: Any, state: EngineState, forgive: Callable[[int], Non
     bases = (base,) if issubclass(base, Healing) else (Healing, base)
     own = {"engine_state": state, "forgive": staticmethod(forgive)}
     scheduler.scheduler_cls = type(f"Healing{base.__name__}", bases, own)
-
-
-def _error_of(request: Request) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request_id=request.request_id,
-        new_token_ids=[],
-        finish_reason=request.get_finished_reason(),
-        stop_reason=request.stop_reason,
-        events=request.take_events(),
-        trace_headers=request.trace_headers,
-    )

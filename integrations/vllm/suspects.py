@@ -1,9 +1,8 @@
 """`Suspects`: requests that may be what kills the workers of one engine.
 
-Guarantees: a request that was running at *limit* losses in a row is a suspect; no suspect is begun
-beside another; one at whose trial the workers are lost again ends, with what belongs to it, and
-only that one. A row of losses ends when the request has been computed for some steps beyond the
-place where the last one was. Pure.
+Guarantees: no suspect is begun beside another; one at whose trial the workers are lost again ends,
+with what belongs to it, and only that one. A row of losses ends when the request has been computed
+for some steps beyond the place where the last one was. Pure.
 """
 
 from __future__ import annotations
@@ -88,9 +87,7 @@ class Suspects:
 
     def suspects(self) -> frozenset[str]:
         """Return the requests that are tried one at a time."""
-        return frozenset(
-            name for name, watched in self._watched.items() if watched.losses >= self.limit
-        )
+        return frozenset(n for n, each in self._watched.items() if each.losses >= self.limit)
 
     def may_run(self, running: Collection[str], known: Collection[str]) -> int | None:
         """Return how many may run beside each other; None for any number.

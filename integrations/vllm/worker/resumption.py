@@ -5,10 +5,8 @@ continued as if they had been generated here (penalties, ``min_tokens``, bad wor
 processors see them as output, prompt log-probabilities are not computed twice, and the generator of
 a request with a seed stands where it stood in the worker that died), or `obstacle` says why not.
 
-vLLM's second model runner does all this by itself, and is left alone. The first one keeps a record
-of each request in a dict; `Resumption` is that dict, and completes a record as it is put there,
-which is before the runner puts it into the batch. Needs nothing of vLLM: a request is anything with
-the attributes that are read.
+vLLM's second model runner does all this by itself. The first one keeps a record of each request in
+a dict; `Resumption` is that dict, and completes a record before the runner puts it into the batch.
 """
 
 from __future__ import annotations
@@ -101,21 +99,10 @@ def drawing(runner: Any) -> Callable[[Any], object]:
     sampler = runner.sampler.topk_topp_sampler
     in_double = bool(getattr(sampler, "use_fp64_gumbel", False))
     if sampler.forward.__name__ == "forward_cpu" and not in_double:
-
-        def draw_seed(generator: Any) -> None:
-            torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
-
-        return draw_seed
-    noise = torch.empty(
-        runner.input_batch.vocab_size,
-        dtype=torch.float64 if in_double else torch.float32,
-        device=runner.device,
-    )
-
-    def draw_noise(generator: Any) -> None:
-        noise.exponential_(generator=generator)
-
-    return draw_noise
+        return lambda generator: torch.randint(0, 2**31, (1,), generator=generator)
+    kind = torch.float64 if in_double else torch.float32
+    noise = torch.empty(runner.input_batch.vocab_size, dtype=kind, device=runner.device)
+    return lambda generator: noise.exponential_(generator=generator)
 
 
 def rewindable(request: Any, draw: Callable[[Any], object]) -> Any:
@@ -125,16 +112,13 @@ def rewindable(request: Any, draw: Callable[[Any], object]) -> Any:
     begins anew is longer than it was, so its prompt may come in parts where it did not before.
     """
 
-    def get_offset(_generator: Any) -> int:
-        return 0
-
     def set_offset(generator: Any, _offset: int) -> None:
         generator.manual_seed(request.sampling_params.seed)
         for _ in request.output_token_ids:
             draw(generator)
 
     base: type[Any] = import_module("torch").Generator
-    kind = type("Rewindable", (base,), {"get_offset": get_offset, "set_offset": set_offset})
+    kind = type("Rewindable", (base,), {"get_offset": lambda _: 0, "set_offset": set_offset})
     generator = kind(device="cpu")
     generator.manual_seed(request.sampling_params.seed)
     return generator

@@ -38,21 +38,17 @@ def mark_names(mark: str, epoch: int) -> None:
 
 
 def marked_address(address: str, port: int, mark: str, epoch: int) -> str:
-    """Return the rendezvous URL for torch; it ends with *mark* and *epoch*."""
+    """Return the rendezvous URL for torch, with *mark* and *epoch* at its end."""
     return f"tcp://{address}:{port}?mark={_stamp(mark, epoch)}"
 
 
 def remove_names(mark: str, epoch: int | None = None, *, before: bool = False) -> None:
     """Remove the names with *mark*: all, or those of *epoch*, or those of epochs *before* it."""
-    with suppress(OSError):
-        for entry in list(_SHM.iterdir()):
-            _, found, rest = entry.name.partition(f"{mark}e")
-            if not found:
-                continue
-            own = int(rest.partition("x")[0])
-            if epoch is None or (own < epoch if before else own == epoch):
-                with suppress(OSError):
-                    entry.unlink()
+    for entry in list(_SHM.glob(f"*{mark}e*")):
+        own = int(entry.name.partition(f"{mark}e")[2].partition("x")[0])
+        if epoch is None or (own < epoch if before else own == epoch):
+            with suppress(OSError):
+                entry.unlink()
 
 
 def _stamp(mark: str, epoch: int) -> str:

@@ -12,12 +12,15 @@ child does it first, and its exit code says whether a thread was left.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.integrations.vllm import compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TRIES = 2  # the first fills the cache
 _CLEAN, _LEFT_A_THREAD, _FAILED = range(3)
@@ -31,11 +34,11 @@ def warm_up() -> None:
     _register()
     if not compat.current_platform.is_cpu():
         return
-    _end_pools()
+    _code_of_child(lambda: None)  # libraries that end their threads before a fork (OpenBLAS) do so
     if _threads() != 1:
         return
     for _ in range(_TRIES):
-        left = _compiled_in_child()
+        left = _code_of_child(compile_shared)
         if left == _CLEAN:
             compile_shared()
         if left != _LEFT_A_THREAD:
@@ -54,11 +57,7 @@ def _register() -> None:
         platform = compat.current_platform
         if callable(register := getattr(platform, "register_triton_kernel_overrides", None)):
             register()
-            platform.register_triton_kernel_overrides = _nothing
-
-
-def _nothing() -> None:
-    pass
+            platform.register_triton_kernel_overrides = lambda: None
 
 
 def compile_shared() -> None:
@@ -66,22 +65,14 @@ def compile_shared() -> None:
 
     Just as a step of a rank with one processor calls them: what torch has compiled it takes only
     for tensors of the same type and mode, not for one row where it was several, and only with as
-    many threads. More than one would leave some behind; ranks that have more compile by themselves,
-    from the cache on the disk.
+    many threads. Ranks that have more compile by themselves, from the cache on the disk.
     """
     torch: Any = import_module("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        _compile_shared(torch)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _compile_shared(torch: Any) -> None:
     embedding, ranking = compat.embedding, compat.ranking
     buffer = torch.zeros(8, dtype=torch.int32)
-    with torch.inference_mode():
+    with torch.inference_mode(), ExitStack() as after:
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         for count in (5, 1):
             embedding.get_masked_input_and_mask(buffer[:count], 0, 130, 0, 260, 260)
         for rows, columns in ((2, 8), (3, 9)):
@@ -91,24 +82,16 @@ def _compile_shared(torch: Any) -> None:
             ranking.batched_count_greater_than(scores, chosen)
 
 
-def _compiled_in_child() -> int:
+def _code_of_child(do: Callable[[], None]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     left = _FAILED
     try:
-        compile_shared()
+        do()
         left = _CLEAN if _threads() == 1 else _LEFT_A_THREAD
     finally:
         os._exit(left)
-
-
-def _end_pools() -> None:
-    """Have libraries that end their threads before a fork (OpenBLAS) do so."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
 
 
 def _threads() -> int:
