@@ -122,15 +122,12 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         `WorkerDied`, with the crash report, since they may have had their effect. *timeout* is in
         seconds, for a recovery that has to come first as well; None for no limit.
         """
-        is_named = isinstance(method, str)
-        return self._recovery.call(
-            method if is_named else cloudpickle.dumps(method),
-            timeout,
-            args,
-            dict(kwargs or {}),
-            non_block=non_block,
-            name="" if is_named else getattr(method, "__name__", type(method).__name__),
-        )
+        name = ""
+        if not isinstance(method, str):
+            name = getattr(method, "__name__", type(method).__name__)
+            method = cloudpickle.dumps(method)
+        given = (method, timeout, args, dict(kwargs or {}))
+        return self._recovery.call(*given, non_block=non_block, name=name)
 
     def check_health(self) -> None:
         """Return once every worker has answered.

@@ -34,10 +34,7 @@ def start_group(
 ) -> Executor[EngineWorker]:
     """Return the workers of an engine, once they have loaded their weights.
 
-    Args:
-        config: The ``VllmConfig``.
-        pickled: The same, for the workers.
-        mark: Part of their names in ``/dev/shm``.
+    They get *config* as it was *pickled*; *mark* is part of their names in ``/dev/shm``.
     """
     parallel = config.parallel_config
     layout = Layout(

@@ -95,15 +95,14 @@ class _Sleep:
         """Return the calls that have a new worker sleep so."""
         calls: list[Entry] = []
         if self._asleep == _ALL and self._call is not None:
-            calls.append(self._call)
+            calls = [self._call]
         elif self._asleep:
             # Whatever is awake has been filled again since the old worker slept. A new one has it
             # from its start, and would lose it in a deep sleep (level 2).
-            calls.append(Entry("sleep", kwargs={"level": 1}))
-            calls.append(Entry("wake_up", kwargs={"tags": sorted(_ALL - self._asleep)}))
-        if self._discarded - self._asleep:
-            calls.append(Entry("discard", (tuple(sorted(self._discarded - self._asleep)),)))
-        return calls
+            wake = Entry("wake_up", kwargs={"tags": sorted(_ALL - self._asleep)})
+            calls = [Entry("sleep", kwargs={"level": 1}), wake]
+        given_away = sorted(self._discarded - self._asleep)
+        return [*calls, Entry("discard", (tuple(given_away),))] if given_away else calls
 
 
 class Journal:
@@ -181,18 +180,17 @@ class Journal:
         elif method == "discard":
             self._sleep.discard(_given(entry, "tags"))
         elif method == "wake_up":
-            self._sleep.wake(entry.kwargs.get("tags", entry.args[0] if entry.args else None))
+            self._sleep.wake(_given(entry, "tags"))
         elif method == "profile":
-            self._profile = entry if _is_start(entry) else None
+            self._profile = entry if _given(entry, "is_start", default=True) else None
         else:
             self.note_possible_update(method)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the calls that a new worker makes, in order."""
-        started = [self._start[name] for name in _START if name in self._start]
         profile = [] if self._profile is None else [self._profile]
         return (
-            *started,
+            *(self._start[name] for name in _START if name in self._start),
             *(entry for number, entry in self._loras.items() if self._is_due(number, entry)),
             *self._pinned.values(),
             *(Entry(method, *pickle.loads(packed)) for method, packed in self._own),
@@ -219,9 +217,5 @@ class Journal:
             self._lost.add(f"{method} (more than {self._most} bytes to replay)")
 
 
-def _given(entry: Entry, name: str) -> Any:
-    return entry.args[0] if entry.args else entry.kwargs[name]
-
-
-def _is_start(entry: Entry) -> bool:
-    return bool(entry.kwargs.get("is_start", entry.args[0] if entry.args else True))
+def _given(entry: Entry, name: str, default: Any = None) -> Any:
+    return entry.args[0] if entry.args else entry.kwargs.get(name, default)

@@ -117,8 +117,9 @@ def rewindable(request: Any, draw: Callable[[Any], object]) -> Any:
         for _ in request.output_token_ids:
             draw(generator)
 
+    # Without an argument, int() is 0.
     base: type[Any] = import_module("torch").Generator
-    kind = type("Rewindable", (base,), {"get_offset": lambda _: 0, "set_offset": set_offset})
+    kind = type("Rewindable", (base,), {"get_offset": int, "set_offset": set_offset})
     generator = kind(device="cpu")
     generator.manual_seed(request.sampling_params.seed)
     return generator
