@@ -293,7 +293,8 @@ class Recovery:
             self._up_at = float("inf")
             self._row += event.epoch != self.down  # more than one rank may die in an epoch
             self.down = event.epoch
-            if self._row > self._most:
+            gives_up = self._group.status().phase in ("closing", "ended")  # with its own reason
+            if self._row > self._most and not gives_up:
                 self._ended(f"{self._most} restarts in a row did not bring the workers back")
         elif isinstance(event, GroupUp):
             # Now, and not with the next request. This thread may not block.

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ class Group:
         self.made: list[tuple[str, float | None, dict[str, Any]]] = []
         self.answers: dict[str, Callable[..., Any]] = {"epoch": lambda: self.number, **answers}
         self.on_event: Callable[[object], None] = lambda _: None
+        self.phase = "serving"
 
     def subscribe(self, then: Callable[[object], None]) -> Callable[[], None]:
         self.on_event = then
@@ -45,6 +47,9 @@ class Group:
         self.made.append((method, timeout, {"args": args, **options}))
         answer = self.answers.get(method)
         return None if answer is None else answer(*args)
+
+    def status(self) -> Any:
+        return SimpleNamespace(phase=self.phase)
 
     def down(self, epoch: int | None = None) -> None:
         """Note that a worker of *epoch* has died; None for the current one."""
@@ -103,7 +108,10 @@ def test_restarts_in_a_row_that_bring_no_worker_back_end_the_engine() -> None:
     engine.end_row()  # a step had an output
     for epoch in range(4, 7):
         group.down(epoch)
-    assert reasons == []
+    group.phase = "closing"
+    group.down(7)
+    assert reasons == []  # the group gives its own reason
+    group.phase = "mending"
     group.down(7)
 
     assert reasons == ["3 restarts in a row did not bring the workers back"]
