@@ -780,7 +780,7 @@ class Wrapping(torch.Tensor):
     """Has its elements in another tensor."""
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Any:
+    def __new__(cls: Any, inner: torch.Tensor) -> Any:
         make: Any = torch.Tensor._make_wrapper_subclass
         return make(cls, inner.shape, dtype=inner.dtype)
 
