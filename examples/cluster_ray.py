@@ -90,7 +90,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
     parser = argparse.ArgumentParser(description="Embed on two machines, and lose one.")
     parser.add_argument("--ranks", type=int, default=4, help="worker processes, half on each")
-    parser.add_argument("--kills", type=int, default=1, help="machines that are lost at work")
+    parser.add_argument("--kills", type=int, help="machines that are lost at work; else 1")
     parser.add_argument("--passages", type=int, default=500, help="passages, 32 to a call")
     parser.add_argument("--serve-ray", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -98,6 +98,8 @@ def main(words: Sequence[str] | None = None) -> int:
         serve_ray(options.serve_ray[0], options.serve_ray[1:])
         return 0
     kills = ("kills", 0, min(9, options.passages // 32))  # one between two calls
+    if options.kills is None:
+        options.kills = min(1, kills[2])
     for name, least, most in (("ranks", 1, HEADS), ("passages", 1, 2500), kills):
         if not least <= (value := getattr(options, name)) <= most:
             parser.error(f"--{name} {value}: give {least} to {most}")

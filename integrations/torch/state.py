@@ -205,6 +205,11 @@ class State:
             if parameter.requires_grad != each:
                 parameter.requires_grad_(bool(each))
 
+    def trained(self) -> dict[str, torch.Tensor]:
+        """Return the parameters that optimizers have, by name."""
+        trained = {id(each) for each in self._trained()}
+        return {name: each for name, each in self._parameters() if id(each) in trained}
+
     def names(self) -> list[str]:
         """Return the names of all modules and parameters."""
         walks = {name: cast("Any", each).named_modules() for name, each in self.modules.items()}
@@ -481,8 +486,9 @@ def _check_plain(name: str, tensor: torch.Tensor) -> None:
 
 
 def _has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether it is of a class of its own, whose elements may be in other tensors, or nowhere."""
-    return type(local_of(tensor)) is not torch.Tensor
+    """Whether it is of a class whose elements may be in other tensors, or nowhere."""
+    kind: Any = type(local_of(tensor))
+    return kind.__torch_dispatch__ is not cast("Any", torch.Tensor).__torch_dispatch__
 
 
 def _plain_of(value: Any) -> Any:

@@ -251,7 +251,7 @@ class Trainer(WorkerActor):
         self.state.check_device(ctx.device)
         if not self.plan.sharded:
             self.state.check_replicated()
-        if type(self).apply is Trainer.apply:
+        if type(self).apply is Trainer.apply and "apply" not in vars(self):
             for each in (*self.state.optimizers.values(), *self.state.others.values()):
                 if remedy := _apply_for(each):
                     raise TrainingError(f"a {type(each).__qualname__} needs {remedy}")
@@ -361,13 +361,13 @@ class Trainer(WorkerActor):
 
     def _wrap(self) -> None:
         state = self.state
-        before, had = state.names(), state.refresh()
+        before, had = state.names(), state.trained()
         seed_step(self.plan.seed, 0, 0, state.generators.values())
         with state.as_built():
             self.join(self.ctx)
         has = state.refresh()
         if replaced := [name for name, each in had.items() if has.get(name, each) is not each]:
-            msg = f"join() replaces {replaced[0]}, which an optimizer may have: do it in build()"
+            msg = f"join() replaces {replaced[0]}, which an optimizer has: do it in build()"
             raise TrainingError(msg)
         if changed := {*before} ^ {*state.names()}:
             msg = (
@@ -443,9 +443,9 @@ def _apply_for(value: object) -> str:
     match value:
         case torch.amp.GradScaler() if value.is_enabled():
             return "an apply() with scaler.step(optimizer) and scaler.update()"
-        case ReduceLROnPlateau():
+        case ReduceLROnPlateau() if type(value).step is ReduceLROnPlateau.step:
             return "an apply() with its step(loss), the same loss on all ranks"
-        case torch.optim.LBFGS():
+        case torch.optim.LBFGS() if type(value).step is torch.optim.LBFGS.step:
             return "a train_step with its step(closure), and an empty apply()"
         case _:
             return ""

@@ -12,6 +12,7 @@ from phalanx.actors import Emitted, Executor, Launch, RestartPolicy, group_of
 from phalanx.runtime import usable_processors
 from phalanx.supervision import (
     ExecutorClosed,
+    ExitKind,
     Intensity,
     SpecError,
     StartFailed,
@@ -94,8 +95,8 @@ class Training(Generic[_T]):
     Raises:
         WorldSizeChanged, SpecError, NoRoom, StateLost: nothing was started; see
             `docs/tutorials/training.md`.
-        StartFailed: a rank could not be built; its ``__cause__`` is what it raised. One that dies
-            before all are there is started again, with the others, three times at most.
+        StartFailed: a rank could not be built; its ``__cause__`` is what it raised. One that is
+            killed before all are there is started again, with the others, three times at most.
     """
 
     def __init__(
@@ -174,7 +175,8 @@ class Training(Generic[_T]):
             try:
                 return Executor(self._trainer, ranks, args=args, **given)
             except StartFailed as error:
-                if error.__cause__ is not None or not left:
+                kinds = {report.reason.kind for report in error.reports}
+                if kinds != {ExitKind.KILLED} or error.__cause__ is not None or not left:
                     raise
         raise AssertionError
 

@@ -162,6 +162,8 @@ def _digest_of(value: object) -> object:
     kind, row, numpy = type(value), cast("Any", value), sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return value
+    if numpy is not None and isinstance(value, numpy.memmap):  # it would all be read
+        return row.shape, row.dtype, row.filename
     if numpy is not None and isinstance(value, numpy.ndarray) and not row.dtype.hasobject:
         sample = numpy.asarray(row).flat[:: row.size // _SAMPLE | 1]
         return row.shape, row.dtype, zlib.crc32(sample.tobytes())
@@ -229,6 +231,7 @@ def _walk(
         elif not is_plain:
             have_instances.update(type(value).__mro__)
         if before in left_out or (id(value) in seen and not is_plain):
+            seen.update({id(value)} & known)  # it is left out by its other name too
             continue
         seen.add(id(value))
         if before and (is_plain or id(value) not in known):
@@ -236,7 +239,11 @@ def _walk(
         elif before and not isinstance(value, looked_into):
             continue
         if not is_plain:
-            rest.extend(_parts_of(before, value, home, is_users=is_users))
+            parts = _parts_of(before, value, home, is_users=is_users)
+            if isinstance(value, Optimizer) and id(value) in known:
+                # One with the state of this is kept with it: whether it has is seen at its step.
+                parts = (part for part in parts if not _are_optimizers(part[1]))
+            rest.extend(parts)
 
 
 def _parts_of(
@@ -291,11 +298,11 @@ def _parts_of_optimizer(name: str, value: Any, home: str) -> Iterator[tuple[str,
     """Yield what an optimizer or a scheduler has and its ``state_dict`` has not."""
     if isinstance(value, Optimizer):
         for key in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            yield from ((name, each, False) for each in vars(value)[key].values())
+            hooks = cast("dict[int, object]", vars(value).get(key, {}))
+            yield from ((name, each, False) for each in hooks.values())
         if any(_is_users(str(base.__module__), home) for base in type(value).__mro__):
             for key, each in _attributes(value, home).items():
-                # An optimizer in it may have the same state: whether it has is seen at its step.
-                if key not in _of_optimizers() and not isinstance(each, Optimizer):
+                if key not in _of_optimizers():
                     yield f"{name}.{key}", each, True
     for each in getattr(value, "lr_lambdas", ()):
         if isinstance(each, (FunctionType, MethodType, partial)):  # of an object it has the rest
@@ -305,8 +312,16 @@ def _parts_of_optimizer(name: str, value: Any, home: str) -> Iterator[tuple[str,
 @cache
 def _of_optimizers() -> frozenset[str]:
     """Return the names that torch gives attributes of optimizers."""
-    known = vars(torch.optim.SGD([torch.zeros(1)]))
-    return frozenset({*known, "step", "_opt_called", "_step_count", "_params", "_numel_cache"})
+    known = vars(torch.optim.SGD([torch.zeros(1)], fused=True))
+    more = ("step", "_opt_called", "_step_count", "_params", "_numel_cache")
+    return frozenset({*known, *more, "grad_scale", "found_inf"})
+
+
+def _are_optimizers(value: object) -> bool:
+    """Whether it is an optimizer, or a container of nothing else."""
+    inner: Any = value.values() if isinstance(value, dict) else value
+    values = list(inner) if isinstance(value, _CONTAINERS) else [inner]
+    return bool(values) and all(isinstance(each, Optimizer) for each in values)
 
 
 def _attributes(value: Any, home: str) -> dict[str, object]:

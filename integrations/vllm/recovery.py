@@ -197,6 +197,8 @@ class Recovery:
                 if not never_sent and GPU_WORKER.directive(error) is not Directive.RESTART:
                     self._journal.note_possible_update(name or str(method))
                 raise
+            if not repeats:
+                self.end_row()
             self._journal.note(method, args, kwargs, answers, name=name)
             return answers
 
@@ -295,7 +297,7 @@ class Recovery:
             self.down = event.epoch
             gives_up = self._group.status().phase in ("closing", "ended")  # with its own reason
             if self._row > self._most and not gives_up:
-                self._ended(f"{self._most} restarts in a row did not bring the workers back")
+                self._ended(f"more than {self._most} restarts in a row without a result between")
         elif isinstance(event, GroupUp):
             # Now, and not with the next request. This thread may not block.
             with suppress(RuntimeError):  # it has been closed, or the program ends

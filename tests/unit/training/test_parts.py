@@ -761,9 +761,9 @@ def test_what_is_beside_the_state_of_an_optimizer_may_not_change(
     state = State(model=model, optimizer=optimizer, schedule=schedule)
     trainer = SimpleNamespace(**({"o": optimizer, "s": schedule} if is_named else {}))
 
-    def look() -> Untouched:
+    def look(*allowed: str) -> Untouched:
         kept = (state, model, optimizer, schedule)
-        return check_attributes(trainer, kept, (), state.tensors())
+        return check_attributes(trainer, kept, allowed, state.tensors())
 
     before = look()
     if what != "hook":
@@ -772,8 +772,35 @@ def test_what_is_beside_the_state_of_an_optimizer_may_not_change(
     calls[0] += 1
     optimizer.count += what == "count"
     optimizer.rows[3] = what == "rows"
-    with pytest.raises(HiddenState, match="is a value that a step changed"):
+    with pytest.raises(HiddenState, match="is a value that a step changed") as refused:
         look().check_since(before)
+
+    allowed = refused.value.args[0].partition("without_state = ('")[2].partition("'")[0]
+    look(allowed).check_since(before)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_what_torch_sets_on_an_optimizer_and_optimizers_in_it_are_no_hidden_state(
+    *, is_listed: bool
+) -> None:
+    class Own(torch.optim.SGD):
+        inner: Any = None
+
+    model = nn.Linear(1, 1)
+    optimizer = Own(model.parameters(), 0.1, fused=True)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    inner.state = optimizer.state
+    optimizer.inner = [inner] if is_listed else inner
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = State(model=model, optimizer=optimizer, schedule=schedule)
+    kept = (state, model, optimizer, schedule)
+
+    before = check_attributes(SimpleNamespace(), kept, (), state.tensors())
+    for _ in range(2):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    check_attributes(SimpleNamespace(), kept, (), state.tensors()).check_since(before)
 
 
 class Wrapping(torch.Tensor):
@@ -787,6 +814,10 @@ class Wrapping(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         return cls(torch.zeros(2)) if "detach" in str(func) else NotImplemented
+
+
+class Named(torch.Tensor):
+    """Has memory like any other."""
 
 
 @pytest.mark.parametrize(
@@ -815,6 +846,8 @@ def test_a_parameter_without_memory_of_its_own_is_refused_by_name() -> None:
 
     with pytest.raises(TrainingError, match=r"model\.wrapped is a Wrapping, which cannot be kept"):
         State(model=model)
+    model.wrapped = torch.zeros(2).as_subclass(Named)
+    State(model=model)
 
 
 def test_a_tensor_outside_of_the_state_may_not_change_in_place() -> None:

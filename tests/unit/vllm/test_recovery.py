@@ -114,7 +114,7 @@ def test_restarts_in_a_row_that_bring_no_worker_back_end_the_engine() -> None:
     group.phase = "mending"
     group.down(7)
 
-    assert reasons == ["3 restarts in a row did not bring the workers back"]
+    assert reasons == ["more than 3 restarts in a row without a result between"]
     engine.close()
 
 
