@@ -34,6 +34,7 @@ from .core.restart_rules import Intensity as Intensity
 from .core.restart_rules import Restart as Restart
 from .core.restart_rules import RestartWindow as RestartWindow
 from .core.restart_rules import Strategy as Strategy
+from .core.snapshot import ChildSnapshot as ChildSnapshot
 from .core.snapshot import SupervisorSnapshot as SupervisorSnapshot
 from .core.spec import BRUTAL_KILL as BRUTAL_KILL
 from .core.spec import IGNORE as IGNORE

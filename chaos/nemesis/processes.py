@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _CONTINUE = """
 import signal, sys, time
-for pause in float(sys.argv[1]), 1.0:  # again: the stop itself may have been held up
+seconds = float(sys.argv[1])
+for pause in seconds, max(0.0, 1.0 - seconds):  # again: a short stop may have been held up
     time.sleep(pause)
     for pidfd in map(int, sys.argv[2:]):
         try:
@@ -71,20 +72,22 @@ class TargetProcess:
         """Send it the signal of *fault*; a stop ends after *seconds*, also without this process."""
         self.send(SIGNALS[fault], seconds)
 
-    def send(self, number: int, seconds: float = 0.0) -> None:
-        """Send it signal *number*, unless it has ended."""
+    def send(self, number: int, seconds: float = 0.0) -> bool:
+        """Send it signal *number*, unless it has ended; return False if that is not known."""
         with contextlib.suppress(OSError):
             task = procfs.read(self.pid)
             if task is None or task.ticks != self.ticks or task.is_dead:
-                return
+                return True
             if (pidfd := process_tree.open_pidfd(task)) is None:
-                return
+                return True
             try:
                 if number == signal.SIGSTOP:
                     _continue_after(seconds, pidfd)
                 signal.pidfd_send_signal(pidfd, number)
             finally:
                 os.close(pidfd)
+            return True
+        return False
 
 
 def _continue_after(seconds: float, *pidfds: int) -> subprocess.Popen[bytes]:
@@ -153,8 +156,8 @@ def freeze_node(place: str, seconds: float) -> Callable[[], None]:
             os.close(pidfd)
 
     def resume() -> None:
-        for key in held:
-            TargetProcess(*key).send(signal.SIGCONT)
-        sleeper.kill()  # its seconds may reach far beyond the end of the run
+        sent = [TargetProcess(*key).send(signal.SIGCONT) for key in held]
+        if all(sent):
+            sleeper.kill()  # its seconds may reach far beyond the end of the run
 
     return resume

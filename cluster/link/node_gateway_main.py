@@ -77,6 +77,7 @@ class _Node:
     answered_at: float
     outbox: Outbox
     route: bytes | None = None
+    second: bytes | None = None
     is_closed: bool = False
     is_silenced: bool = False
     has_strayed: bool = False  # sent what is no message
@@ -184,11 +185,14 @@ class NodeGatewayProcess(GatewayProcess):
         for node in list(self._nodes.values()):
             if not node.is_silenced:  # which is gone in any case
                 self._send(node, Answer(number=0))
+                if node.second is not None and not self._reply(node.second, Answer(number=0)):
+                    node.second = None
 
     def _inside(self) -> int:
         # One that is silenced is not sent anything, so it is not known whether it is there still.
-        nodes = self._nodes.values()
-        return super()._inside() + sum(n.is_connected and not n.is_silenced for n in nodes)
+        nodes = [node for node in self._nodes.values() if not node.is_silenced]
+        seconds = sum(node.second is not None for node in nodes)
+        return super()._inside() + seconds + sum(node.is_connected for node in nodes)
 
     def _receive_other(self, name: str, route: bytes, frames: Sequence[zmq.Frame]) -> bool:
         node = self._nodes.get(name)
@@ -215,6 +219,8 @@ class NodeGatewayProcess(GatewayProcess):
             case Greeting() if route == node.route:
                 self._tell({"stray": node.number, "why": "it has greeted twice"})
             case Beat(number=number) if node.route is not None:
+                if route != node.route:
+                    node.second = route
                 if not node.is_silenced:
                     node.answered_at = now
                     self._new_beats[node.number] = now
@@ -232,9 +238,12 @@ class NodeGatewayProcess(GatewayProcess):
             case _:
                 raise MalformedMessage(f"{type(message).__name__} is not a node's to send")
 
-    def _reply(self, route: bytes, message: Message) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it has gone
+    def _reply(self, route: bytes, message: Message) -> bool:
+        """Send *message*; return False if the peer has gone."""
+        with contextlib.suppress(zmq.ZMQError):
             self._messages.post([route, *encode(message)])
+            return True
+        return False
 
     def _send_waiting(self, node: _Node, now: float) -> None:
         while (parts := node.outbox.next(now)) is not None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _EVENT = struct.Struct("=Hi")  # as zmq_socket_monitor(3) has it; pyzmq's way imports asyncio
 _LAST_WORDS = 1000  # milliseconds for what has been said on the way out
+_IDLE = 30  # seconds
 _AT_ONCE = 0.5  # seconds; half of what an end gives a handshake
 
 
@@ -96,6 +97,8 @@ class NodeLink:
             (zmq.LINGER, _LAST_WORDS),
             (zmq.SNDHWM, 0),
             (zmq.RCVHWM, 0),
+            (zmq.TCP_KEEPALIVE, 1),  # or what is between may forget a link that is at rest
+            (zmq.TCP_KEEPALIVE_IDLE, _IDLE),
             (zmq.CURVE_SERVERKEY, self._server_key.encode()),
             (zmq.CURVE_PUBLICKEY, self.public.encode()),
             (zmq.CURVE_SECRETKEY, self.secret),

@@ -146,8 +146,9 @@ class NodeProcess:
                     self._tried = 0
             was_open = self._second.state is LinkState.OPEN
             self._second.look()
-            if self._tried and self._second.state is LinkState.OPEN and not was_open:
-                self._beat_at = now  # there may not be much left of the lease
+            if self._lease and self._second.state is LinkState.OPEN and not was_open:
+                # There may not be much left of the lease. And the gateway is to know this link.
+                self._second.send(Beat(number=self._lease.beat(now)))
             while (message := self._second.receive()) is not None:
                 self._obey(message, now)
                 self._second_at = now
@@ -268,7 +269,7 @@ class NodeProcess:
             if not self._tried:
                 self._second_at = now  # until now it had nothing to answer
         assert self._lease is not None
-        patience = 2 * self._lease.round_trip
+        patience = 2 * min(self._lease.round_trip, self._order.lease / 16)  # all within a lease
         if self._second.state is not LinkState.ENDED and self._second.address:
             patience = 2 * patience + _HANDSHAKE * self._order.lease / BEATS_PER_LEASE
         if now >= self._second_at + patience:

@@ -49,7 +49,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         given = cast("object", self.match)
-        is_other = BaseException not in getattr(given, "__mro__", (BaseException,))  # another type
+        is_other = isinstance(given, type) and not issubclass(given, BaseException | ExitReason)
         if is_other or not (callable(given) or isinstance(given, str)):
             remedy = "give an exception type, its name, an ExitKind or a predicate"
             raise SpecError("match", given, remedy)

@@ -2,7 +2,7 @@
 
 - `SupervisorMachine.handle` alone changes it. Time is an argument; nothing here blocks.
 - Actions and their order are those of OTP's ``supervisor`` and Elixir's ``DynamicSupervisor``,
-  except for the additions of a spec (back-off, decider, limits); ``tests/conformance`` compares.
+  except for the additions of a spec (back-off, limits, directives); ``tests/conformance`` compares.
 - An *operation* (start a list of children, stop one), which OTP runs in one go, is a generator:
   ``yield`` is Erlang's selective ``receive``. While it waits, other events stay in the mailbox.
 
@@ -426,6 +426,7 @@ class SupervisorMachine:
         failed = yield from self._start_all((yield from self._stop_tied(child)))
         if failed is None:
             return
+        failed[0].fruitless += failed[0] is not child
         child = failed[0]
         if self.spec.backoff is not None:
             yield from self._restart(child)

@@ -147,6 +147,9 @@ class SupervisorView:
                 self._check_thread()
                 # Not every change is announced, such as a start that is ignored.
                 changed.wait(min(left, _RECHECK))
+            with suppress(ChildRefused):  # a last look
+                if (found := self.child(path)) is not other_than:
+                    return found
             raise TimeoutError(f"{path} does not run after {timeout:g} s")
         finally:
             cancel()

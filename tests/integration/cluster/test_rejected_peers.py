@@ -166,6 +166,24 @@ def test_a_second_connection_of_a_node_brings_beats_and_nothing_else(
     assert not second.link.socket.poll(300)
 
 
+def test_a_stranger_is_told_of_though_a_node_has_two_connections(
+    node: Peer, gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
+) -> None:
+    second = peer_of(key=node.link)
+    second.connect()
+    assert is_served(second, 7)
+
+    host, _, port = gateway.endpoint.partition("://")[2].rpartition(":")
+    stranger = socket.create_connection((host, int(port)), LONG)
+    with stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(b"GET / HTTP/1.1\r\n" * 64)
+        while stranger.recv(1 << 16):
+            pass
+
+    assert told.next()[0] == "refused"
+    assert is_served(node, 8)
+
+
 def test_of_two_processes_with_one_key_the_first_to_greet_serves(
     gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
 ) -> None:
