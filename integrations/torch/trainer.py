@@ -440,12 +440,13 @@ class Trainer(WorkerActor):
 
 def _apply_for(value: object) -> str:
     """Return what takes the place of the default `apply` for an object in `State`, if it must."""
+    kind: Any = type(value)
     match value:
         case torch.amp.GradScaler() if value.is_enabled():
             return "an apply() with scaler.step(optimizer) and scaler.update()"
-        case ReduceLROnPlateau() if type(value).step is ReduceLROnPlateau.step:
+        case ReduceLROnPlateau() if kind.step is cast("Any", ReduceLROnPlateau).step:
             return "an apply() with its step(loss), the same loss on all ranks"
-        case torch.optim.LBFGS() if type(value).step is torch.optim.LBFGS.step:
+        case torch.optim.LBFGS() if kind.step is cast("Any", torch.optim.LBFGS).step:
             return "a train_step with its step(closure), and an empty apply()"
         case _:
             return ""

@@ -319,9 +319,11 @@ def _of_optimizers() -> frozenset[str]:
 
 def _are_optimizers(value: object) -> bool:
     """Whether it is an optimizer, or a container of nothing else."""
-    inner: Any = value.values() if isinstance(value, dict) else value
-    values = list(inner) if isinstance(value, _CONTAINERS) else [inner]
-    return bool(values) and all(isinstance(each, Optimizer) for each in values)
+    if not isinstance(value, _CONTAINERS):
+        return isinstance(value, Optimizer)
+    container = cast("Any", value)
+    values: Iterable[object] = container.values() if isinstance(value, dict) else container
+    return len(container) > 0 and all(isinstance(each, Optimizer) for each in values)
 
 
 def _attributes(value: Any, home: str) -> dict[str, object]:

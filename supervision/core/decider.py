@@ -49,8 +49,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         given = cast("object", self.match)
-        is_other = isinstance(given, type) and not issubclass(given, BaseException | ExitReason)
-        if is_other or not (callable(given) or isinstance(given, str)):
+        kind = cast("type[object]", given) if isinstance(given, type) else BaseException
+        is_cause = issubclass(kind, BaseException | ExitReason)
+        if not (is_cause and (callable(given) or isinstance(given, str))):
             remedy = "give an exception type, its name, an ExitKind or a predicate"
             raise SpecError("match", given, remedy)
         check_kind("directive", self.directive, Directive)
