@@ -117,6 +117,7 @@ class SnapshotStore:
         self._folder: SnapshotFolder | None = None
         self._snapshots: list[Snapshot] = []  # by number
         self._gone: list[Snapshot] = []  # to be removed by the next prune
+        self._unsynced = False  # whether files were removed since the folder was synced
         self._stray = False  # whether the folder may have files of no known snapshot
         self._bound = _BACKLOG
         self._others_up_to = 0  # files in the folder up to this number belong to others
@@ -224,8 +225,8 @@ class SnapshotStore:
         with self._lock.asked():
             self._gone.append(snapshot)
             names = map(snapshot.name, snapshot.ranks)
-            if self._folder is not None and self._folder.remove(names):
-                self._folder.sync()
+            if self._folder is not None:
+                self._unsynced |= self._folder.remove(names) > 0
 
     def note_stray(self) -> None:
         """Have the next `prune` remove files that belong to no known snapshot."""
@@ -252,14 +253,17 @@ class SnapshotStore:
             self._trim()
             gone, self._gone = self._gone, []
             stray, self._stray = self._stray or everything, False
+            unsynced, self._unsynced = self._unsynced, False
         for snapshot in gone:
             snapshot.close()
+        if unsynced and folder is not None:
+            folder.sync()  # here, for it may take long
         if folder is None or not (gone or stray):
             return
         # In this order: a snapshot begun later is not among the names, and one kept later was
         # begun before.
         try:
-            names = folder.names()
+            names, unfinished = folder.names(), folder.unfinished()
         except OSError:
             self.note_stray()  # the disk cannot be read now: with the next prune
             return
@@ -272,6 +276,11 @@ class SnapshotStore:
             if name.number > self._others_up_to
             and name.number not in under_way
             and (name.number, name.rank) not in kept
+        )
+        folder.remove(
+            name
+            for name, number in unfinished.items()
+            if number > self._others_up_to and number not in under_way
         )
 
     def _trim(self) -> None:
@@ -375,12 +384,14 @@ class SnapshotStore:
                 }
             whole, spans = join_snapshots(list(files.values()))
             opened[-1] = whole
-            return {
-                rank: RestorePoint(
-                    snapshot.number, snapshot.at, os.dup(whole), spans, is_spread=True
-                )
-                for rank in ranks
-            }
+            points: dict[int, RestorePoint] = {}
+            with contextlib.ExitStack() as made:
+                for rank in ranks:
+                    made.callback(os.close, file := os.dup(whole))
+                    about = snapshot.number, snapshot.at, file, spans
+                    points[rank] = RestorePoint(*about, is_spread=True)
+                made.pop_all()
+            return points
         finally:
             for file in opened.values():
                 os.close(file)

@@ -187,10 +187,7 @@ class Worker:
         """Return what it wrote last, once that has been read."""
         with contextlib.suppress(OSError):
             self.output.drain(time.monotonic() + _LAST_LINES)
-        tail = self.output.tail()
+        tail = self.output.tail(self.words_end)
         if isinstance(self.process, RemoteProcess):
             return replace(tail, last_words=self.process.last_words)
-        if self.words_end is not None:
-            words = tail.last_words.encode()[: self.words_end].decode("utf-8", "replace")
-            tail = replace(tail, last_words=words)
         return tail

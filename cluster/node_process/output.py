@@ -110,7 +110,7 @@ class RankOutput:
         self._window = window
         self._lock = threading.Lock()
         self._timer: Timer | None = None
-        self._start_reported = False
+        self._start_reported = self._is_closed = False
         self._watches: list[Watch] = []
         with contextlib.ExitStack() as made:
             out, self.stdout = (descriptors.own(end, made) for end in os.pipe2(os.O_CLOEXEC))
@@ -147,17 +147,15 @@ class RankOutput:
         for watch in self._watches:
             watch.cancel()
         for fd in self._streams:
-            self._read(fd)
+            while self._read(fd):
+                pass
         while self._round(is_last=True):
             pass
 
     def last_words(self, stacks_from: int | None) -> tuple[str, str]:
         """Return its last words, and the stacks behind *stacks_from* bytes; None for no stacks."""
-        words = read_crash_output(self.faults)
-        if stacks_from is None:
-            return words, ""
-        before = words.encode()[:stacks_from].decode("utf-8", "replace")
-        return before, read_crash_output(self.faults, stacks_from)
+        words = read_crash_output(self.faults, end=stacks_from)
+        return words, "" if stacks_from is None else read_crash_output(self.faults, stacks_from)
 
     def close(self) -> None:
         """Give everything back."""
@@ -166,32 +164,34 @@ class RankOutput:
         if self._timer is not None:
             self._timer.cancel()
         self.close_child_ends()
+        with self._lock:
+            self._is_closed = True  # a number may be another's from now on
         for fd in (*self._streams, self.faults):
             descriptors.close(fd)
 
     # --- inside -----------------------------------------------------------------------------
 
     def _on_readable(self, fd: int, _events: int) -> None:
-        if not self._read(fd):
+        if self._read(fd) is False:
             self._watches[list(self._streams).index(fd)].cancel()
         self._plan()
 
-    def _read(self, fd: int) -> bool:
-        """Read what is there; return False at the end."""
+    def _read(self, fd: int) -> bool | None:
+        """Read a piece, for others wait too; return None if nothing is there, False at the end."""
         size = _RECORD if self._names[fd] == "log" else _KEPT
         with self._lock:
-            while True:
-                try:
-                    data = os.read(fd, size)
-                except BlockingIOError:
-                    return True
-                except OSError:
-                    return False
-                if not data:
-                    return False
-                if self._names[fd] == "log":
-                    data += b"\n"  # separates records at the other end
-                self._streams[fd].put(data)
+            try:
+                data = b"" if self._is_closed else os.read(fd, size)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return False
+            if not data:
+                return False
+            if self._names[fd] == "log":
+                data += b"\n"  # separates records at the other end
+            self._streams[fd].put(data)
+            return True
 
     def _plan(self) -> None:
         if self._start_reported and (self._timer is None or not self._timer.is_pending):

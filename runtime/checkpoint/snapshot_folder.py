@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NAME = re.compile(r"cut-(\d{12,})\.rank-(\d+)-of-(\d+)")
-_TEMPORARY = re.compile(r"\.cut-\d{12,}\.rank-\d+-of-\d+\.\d+")
+_TEMPORARY = re.compile(r"\.cut-(\d{12,})\.rank-\d+-of-\d+\.\d+")
 _DAMAGED = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EIO, errno.EACCES)
 
 
@@ -38,12 +38,15 @@ def check_folder(field: str, value: object) -> Path:
     """
     if not isinstance(value, str | os.PathLike):
         raise SpecError(field, value, "give a folder")
-    folder = Path(os.path.abspath(cast("str", value)))  # noqa: PTH100  # links stay as they are
-    given = str(folder)
+    given = os.fspath(cast("str", value))
     try:
+        if not given:
+            raise SpecError(field, given, "give a folder")
+        folder = Path(os.path.abspath(Path(given).expanduser()))  # noqa: PTH100  # links stay so
+        given = str(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = folder.stat()
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # with a NUL; of no such user
         raise SpecError(field, given, f"cannot be used: {error}") from None
     if not stat.S_ISDIR(seen.st_mode):
         raise SpecError(field, given, "is not a folder")
@@ -73,8 +76,10 @@ class SnapshotFolder:
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(self._fd)
+            if not isinstance(error, BlockingIOError):
+                raise
             why = "another executor keeps its snapshots there; give each a folder of its own"
             raise SpecError("checkpoint.where", str(folder), why) from None
         descriptors.own(self._fd)
@@ -92,12 +97,18 @@ class SnapshotFolder:
                 found.append(SnapshotName(*map(int, whole.groups())))
         return sorted(found)
 
+    def unfinished(self) -> dict[str, int]:
+        """Return the temporary files of writers, dead or not, and the numbers of their cuts.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        found = map(_TEMPORARY.fullmatch, os.listdir(self._fd))  # noqa: PTH208  # as above
+        return {each[0]: int(each[1]) for each in found if each is not None}
+
     def tidy(self) -> None:
         """Remove temporary files of dead workers; no worker is writing now."""
-        for entry in os.listdir(self._fd):  # noqa: PTH208  # as above
-            if _TEMPORARY.fullmatch(entry):
-                with contextlib.suppress(OSError):
-                    os.unlink(entry, dir_fd=self._fd)
+        self.remove(self.unfinished())
 
     def open(self, name: SnapshotName) -> int:
         """Return a descriptor of that snapshot, verified, which is the caller's to close.
@@ -124,7 +135,7 @@ class SnapshotFolder:
         """Return the status of that file."""
         return os.stat(str(name), dir_fd=self._fd)
 
-    def remove(self, names: Iterable[SnapshotName]) -> int:
+    def remove(self, names: Iterable[SnapshotName | str]) -> int:
         """Remove those that are there; return how many were."""
         removed = 0
         for name in names:

@@ -16,6 +16,7 @@ import contextlib
 import os
 import threading
 import time
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -45,8 +46,6 @@ from .inventory import Fault, Gpu, GpuInventory, find_gpus, named_gpus, select_g
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from .device import Cause
 
     Listener = Callable[[DeviceEvent], None]
 
@@ -342,11 +341,11 @@ class DevicePool:
                 reason = "; ".join(fault.text for fault in faults)
                 fatal = any(fault.fatal for fault in faults)
                 if held is None or (fatal and not held.fatal):
-                    now = time.monotonic()
-                    cause: Cause = "fault"
+                    found = Quarantine("fault", reason, time.monotonic(), fatal=fatal)
                     if held is not None:  # what it waits for remains
-                        cause, reason = held.cause, f"{held.reason}; {reason}"
-                    self._put_aside(device, Quarantine(cause, reason, now, fatal=fatal))
+                        reason = f"{held.reason}; {reason}"
+                        found = replace(held, reason=reason, since=found.since, fatal=fatal)
+                    self._put_aside(device, found)
             elif held is not None and (
                 held.cause == "fault"
                 or (held.cause == "memory" and device.is_released(self._inventory, self._slack))
@@ -361,8 +360,12 @@ class DevicePool:
                 continue
             assert self._inventory is not None
             found = device.watch_release(self._inventory, self._slack, now)
-            if found is not None and device.quarantine is None:
+            held = device.quarantine
+            if found is not None and held is None:
                 self._put_aside(device, found)
+            elif found is not None and held is not None and held.cause != "user":
+                reason, dead = f"{held.reason}; {found.reason}", held.dead | found.dead
+                device.quarantine = replace(held, cause="memory", reason=reason, dead=dead)
 
     def _put_aside(self, device: Device, quarantine: Quarantine) -> None:
         device.quarantine = quarantine

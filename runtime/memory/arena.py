@@ -151,9 +151,12 @@ class Arena:
         """All of it, for writing."""
         window = self._window
         if window is None:
-            shared = mmap.mmap(self.fd, self._size * PAGE)
-            shared.madvise(mmap.MADV_DONTFORK)
-            window = self._window = memoryview(shared)
+            with self._lock.asked():
+                if self.fd < 0:  # of -1 mmap would make memory of nobody's
+                    raise ValueError("the arena is closed")
+                shared = mmap.mmap(self.fd, self._size * PAGE)
+                shared.madvise(mmap.MADV_DONTFORK)
+                window = self._window = memoryview(shared)
         return window
 
     def place(self, size: int) -> Extent | None:
@@ -189,17 +192,24 @@ class Arena:
             missing = 0
             if self._backed.find(0, start, start + pages) >= 0:  # faster than to count them
                 missing = pages - self._backed.count(1, start, start + pages)
+        file = -1
         try:
             if missing:
-                reserve(self.fd, start * PAGE, pages * PAGE, missing=missing * PAGE)
+                with self._lock.asked():
+                    file = os.dup(self.fd)  # meanwhile it may be closed, and its number another's
+                reserve(file, start * PAGE, pages * PAGE, missing=missing * PAGE)
             _ = self.window  # a process short of address space cannot map it
         except (OSError, ValueError):
             with self._lock.asked():
                 self._empty(start, start + pages)  # also what had been reserved of it
             extent.let_go()
             raise
+        finally:
+            if file >= 0:
+                os.close(file)
         if missing:
             with self._lock.asked():
+                self.is_warm = True
                 self._backed[start : start + pages] = b"\1" * pages
         return extent
 

@@ -97,9 +97,11 @@ def _wait_channel(folder: str) -> str:
     return (procfs.content(f"{folder}/wchan") or b"").decode().removeprefix("0")
 
 
-def read_crash_output(fd: int, start: int = 0) -> str:
-    """Return the text in *fd* from *start* on; of a long one the end."""
-    data = os.pread(fd, _MAX_READ, max(start, os.fstat(fd).st_size - _MAX_READ))
+def read_crash_output(fd: int, start: int = 0, end: int | None = None) -> str:
+    """Return the text in *fd* from *start* to *end*, of bytes; of a long one what is last."""
+    end = os.fstat(fd).st_size if end is None else end
+    start = max(start, end - _MAX_READ)
+    data = os.pread(fd, max(0, end - start), start)
     return data.decode("utf-8", "backslashreplace")
 
 

@@ -80,18 +80,23 @@ class LogChannel:
         return True
 
     def _send_count(self) -> bool:
-        if self._lock.is_mine():  # a finalizer or signal handler has interrupted this
+        # A finalizer or signal handler has interrupted this; or another thread is at it, which in
+        # a forked process there may not be.
+        if self._lock.is_mine() or not self._lock.acquire(blocking=False):
             return False
-        with self._lock:
+        try:
             event = LinesDropped(where=self.where, lines=self._dropped, at=time.monotonic())
             record = encode_record({"timestamp": timestamp(), "pid": os.getpid(), **fields(event)})
             if self._send(record):
                 self._dropped = 0
             return not self._dropped
+        finally:
+            self._lock.release()
 
     def _drop(self) -> bool:
-        with self._lock:
+        if self._lock.acquire(blocking=False):  # else one is not counted
             self._dropped += 1
+            self._lock.release()
         return False
 
     def _wait_writable(self) -> bool:

@@ -247,10 +247,11 @@ class OutputCollector:
         for output in list(self._outputs.values()):
             output.close()
         self._is_closed = True
+        self._channel.close()  # what comes now is shown by its sender
         self._show_left()  # what was sent after the process had read for the last time
         with self._lock:
             self._events = -1
-            self._resources.close()
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self
@@ -371,13 +372,16 @@ class WorkerOutput:
         """Wait until what it has written so far is in the tail; False at *deadline* (monotonic)."""
         return self._collector.drain(self, deadline)
 
-    def tail(self) -> LastOutput:
-        """Return its last output, as far as it has been read. Never waits."""
+    def tail(self, words_end: int | None = None) -> LastOutput:
+        """Return its last output, as far as it has been read. Never waits.
+
+        Its last words end after *words_end* bytes; None for all.
+        """
         return LastOutput(
             stdout=self._tail.text("stdout"),
             stderr=self._tail.text("stderr"),
             logs=tuple(self._tail.text("log").splitlines()[-_LOG_LINES:]),
-            last_words=read_crash_output(self.faults),
+            last_words=read_crash_output(self.faults, end=words_end),
         )
 
     def close(self) -> None:

@@ -378,7 +378,7 @@ class Output:
     def child_fds(self) -> dict[str, int]:
         return {}
 
-    def tail(self) -> Any:
+    def tail(self, _words_end: int | None = None) -> Any:
         return LastOutput(stdout="", stderr="", logs=(), last_words="")
 
     def label(self, *_args: Any, **_named: Any) -> None:

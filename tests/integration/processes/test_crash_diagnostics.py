@@ -102,3 +102,7 @@ def test_words_without_end_are_cut(faults: int) -> None:
 
     assert os.fstat(faults).st_size < 2 << 20
     assert read_crash_output(faults).endswith("\nValueError: " + "x" * 1000 + "\n")
+    end = os.fstat(faults).st_size
+    os.write(faults, b"stacks")
+    assert read_crash_output(faults, end=end).endswith("\nValueError: " + "x" * 1000 + "\n")
+    assert read_crash_output(faults, end) == "stacks"

@@ -193,6 +193,19 @@ def test_a_folder_without_a_complete_snapshot_is_refused_each_time(tmp_path: Pat
     assert not store.is_held
 
 
+def test_what_a_killed_writer_has_left_is_removed_after_its_death(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    store = SnapshotStore(CheckpointPolicy(where=tmp_path), together=True, sealed=False)
+    store.open(2, can_reshard=False)
+    for number in (5, 6):
+        (tmp_path / f".{SnapshotName(number, 0, 2)}.99").write_bytes(b"half of it")
+
+    store.prune(lambda: {6}, everything=True)
+
+    assert [path.name for path in tmp_path.iterdir()] == [f".{SnapshotName(6, 0, 2)}.99"]
+    store.close()
+
+
 def test_failures_that_each_have_a_text_of_their_own_are_logged_once_for_each_rank() -> None:
     logged: list[Any] = []
     told: list[Any] = []

@@ -204,6 +204,24 @@ def test_a_device_is_leased_again_when_its_memory_comes_back_late() -> None:
     assert (told[0].cause, told[1].why) == ("memory", "recovered")
 
 
+def test_memory_that_is_not_released_counts_beside_a_fault_that_passes() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
+    lease = lease_of(pool, 0)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    gpus.fail(gpus.uuid(0), Fault("ecc", "2 uncorrected ECC error(s)", count=2))
+    pool.look()
+    pool.give_back(lease)
+
+    for _ in range(2):  # with the fault, and without
+        with pytest.raises(NoDevice, match="in quarantine"):
+            lease_of(pool, 0)
+        gpus.fail(gpus.uuid(0))
+    gpus.use(gpus.uuid(0), 0)
+
+    assert lease_of(pool, 0)
+
+
 def test_a_rank_waits_for_its_own_device_rather_than_taking_another() -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})

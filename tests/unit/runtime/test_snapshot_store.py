@@ -190,6 +190,7 @@ def test_names_are_found_in_order_and_nothing_else_is_touched(folder: SnapshotFo
     for foreign in ("notes.txt", "cut-7.rank-1-of-4", ".cut-000000000007.rank-1-of-4.99"):
         (folder.path / foreign).write_text("mine")
 
+    assert folder.unfinished() == {".cut-000000000007.rank-1-of-4.99": 7}
     folder.tidy()
     names = folder.names()
     folder.remove(names)
@@ -252,6 +253,10 @@ def test_a_folder_must_be_ours_alone(tmp_path: Path) -> None:
         check_folder("where", file / "below")
     with pytest.raises(SpecError, match="where=5"):
         check_folder("where", 5)
+    for odd in ("", "~no-such-user/x", "a\0b"):
+        with pytest.raises(SpecError) as refused:
+            check_folder("where", odd)
+        assert refused.value.field == "where"
     if os.geteuid() == 0:
         strange = tmp_path / "strange"
         strange.mkdir(mode=0o700)
