@@ -189,8 +189,9 @@ class _Description:
     """
 
     def __init__(self, file: int) -> None:
-        self._pid = os.getpid()
+        self._pid = 0  # if there is no descriptor left
         self._fd = descriptors.own(os.open(f"/proc/self/fd/{file}", os.O_RDWR))
+        self._pid = os.getpid()
 
     def lock(self, kind: int, start: int, end: int) -> bool:
         """Lock or unlock those bytes; return False if another description has some of them."""

@@ -84,16 +84,16 @@ class ReportFolder:
         Raises:
             SpecError: it is not a folder, or not writable.
         """
-        if isinstance(given, ReportFolder):
-            folder = given
-        elif isinstance(given, str | Path) and given != "":
-            folder = cls(Path(given))
-        else:
+        if not isinstance(given, ReportFolder | str | Path) or given == "":
             raise SpecError(field, given, "give a folder, or a ReportFolder")
+        try:
+            folder = given if isinstance(given, ReportFolder) else cls(Path(given))
+        except SpecError as error:  # of no such user
+            raise SpecError(field, given, f"give another folder: {error}") from None
         try:
             folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(prefix=_TORN, dir=folder.path).close()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise SpecError(field, str(folder.path), f"cannot be written to: {error}") from None
         return folder
 

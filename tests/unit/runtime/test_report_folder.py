@@ -127,7 +127,7 @@ def test_a_directory_that_cannot_be_made_is_told_and_not_raised(tmp_path: Path) 
     assert told.directory == str(tmp_path / "file" / "reports")
 
 
-@pytest.mark.parametrize("given", ["", 3, b"", ["a"], "/proc/reports"])
+@pytest.mark.parametrize("given", ["", 3, b"", ["a"], "/proc/reports", "~no-such-user/x", "a\0b"])
 def test_what_is_no_folder_is_refused_at_once(given: object) -> None:
     with pytest.raises(SpecError, match="report_dir="):
         ReportFolder.of("report_dir", given)
