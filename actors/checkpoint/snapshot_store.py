@@ -204,6 +204,8 @@ class SnapshotStore:
         if folder is not None:
             with contextlib.suppress(OSError):  # its disk cannot be read now
                 folder.tidy()  # a rank that was killed may have been writing
+            if self._unsynced:
+                folder.sync()
             folder.close()
 
     # --- retention --------------------------------------------------------------------------
@@ -270,18 +272,14 @@ class SnapshotStore:
         under_way = begun()
         with self._lock.asked():
             kept = {(each.number, rank) for each in self._snapshots for rank in each.ranks}
+
+        def is_over(number: int) -> bool:
+            return number > self._others_up_to and number not in under_way
+
         folder.remove(
-            name
-            for name in names
-            if name.number > self._others_up_to
-            and name.number not in under_way
-            and (name.number, name.rank) not in kept
+            name for name in names if is_over(name.number) and (name.number, name.rank) not in kept
         )
-        folder.remove(
-            name
-            for name, number in unfinished.items()
-            if number > self._others_up_to and number not in under_way
-        )
+        folder.remove(name for name, number in unfinished.items() if is_over(number))
 
     def _trim(self) -> None:
         """Set aside the snapshots that are older than *keep* good ones."""

@@ -71,6 +71,7 @@ class _Node:
     Attributes:
         answered_at: When its last beat that was answered had come, or its greeting.
         route: ZeroMQ's name for its connection; None before its greeting.
+        second: That of one for beats alone; None if none has come over it, or it has gone.
     """
 
     number: int

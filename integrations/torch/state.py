@@ -331,7 +331,7 @@ class State:
         """Return a checksum of each object, from a sample of its large tensors."""
         kept = {**self.modules, **self.optimizers, **self.others}
         for optimizer in self.optimizers.values():
-            _states_of(optimizer)  # which names what cannot be kept
+            _check_states(optimizer)
         found = {name: _checksum_of(each.state_dict()) for name, each in kept.items()}
         return found | {name: checksum(each) for name, each in self._of_optimizers.items()}
 
@@ -522,10 +522,9 @@ def _check_alike(kind: str, kept: Mapping[str, Any], now: Mapping[str, torch.Ten
             raise ShapeChanged(f"{name} ({kind})", one, other)
 
 
-def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    known = set(parameters)
-    for each in parameters:
+def _check_states(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `TrainingError` if it has something of a parameter that cannot be kept."""
+    for each in (each for group in optimizer.param_groups for each in group["params"]):
         for key, value in optimizer.state.get(each, {}).items():
             odd = ""
             if isinstance(value, DTensor) and value.shape != each.shape:
@@ -537,6 +536,12 @@ def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             if odd:
                 msg = f"{type(optimizer).__qualname__} has {key!r}, {odd}, which cannot be kept"
                 raise TrainingError(f"{msg}: use another optimizer")
+
+
+def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    _check_states(optimizer)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    known = set(parameters)
     return {
         "kind": type(optimizer).__qualname__,
         "sizes": [len(group["params"]) for group in optimizer.param_groups],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _T = TypeVar("_T", bound=Trainer)
-_STARTS = 4  # until a run is there; a rank may die in all but one
+_AGAIN = 3  # times that all ranks are started again, until a run is there
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
 _COPIES = "glibc.cpu.x86_non_temporal_threshold=0x40000"
@@ -171,14 +171,16 @@ class Training(Generic[_T]):
             raise
 
     def _start(self, ranks: int, args: tuple[Any, ...], given: dict[str, Any]) -> Executor[_T]:
-        for left in reversed(range(_STARTS)):
+        """Have all ranks there; one that is killed before that has all of them started again."""
+        left = _AGAIN
+        while True:
             try:
                 return Executor(self._trainer, ranks, args=args, **given)
             except StartFailed as error:
                 kinds = {report.reason.kind for report in error.reports}
                 if kinds != {ExitKind.KILLED} or error.__cause__ is not None or not left:
                     raise
-        raise AssertionError
+                left -= 1
 
     def __enter__(self) -> Self:
         return self

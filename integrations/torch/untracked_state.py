@@ -347,9 +347,9 @@ def _attributes(value: Any, home: str) -> dict[str, object]:
         found |= cast("dict[str, object]", found.pop("_modules", {}))
         for tensors in ("_parameters", "_buffers"):
             for key, tensor in cast("dict[str, Any]", found.pop(tensors, {})).items():
-                for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                    if of_tensor := getattr(tensor, hooks, None):
-                        found[key] = [*of_tensor.values()]
+                kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+                hooks = [getattr(tensor, kind, None) or {} for kind in kinds]
+                found |= {key: hooks} if any(hooks) else {}
     return found
 
 

@@ -67,7 +67,7 @@ class pykka_child(_InThisProcess):  # noqa: N801 # reads as a function where it 
         actor = _supervised(self.what)(*self.args, *args, **self.kwargs)
         child = actor.phalanx_child = ActorChild(actor.actor_ref, ctx)
         start_actor(actor)
-        child.begun.wait()  # the supervisor gives it up
+        ctx.begun.wait()  # within the limits of the supervisor, which gives it up
         if child.start_error is not None:
             raise child.start_error
         return child
@@ -83,7 +83,6 @@ class ActorChild(_Thread):
 
     def __init__(self, ref: pykka.ActorRef[Any], ctx: StartContext) -> None:
         self.ref, self.ctx = ref, ctx
-        self.begun = threading.Event()
         self.start_error: BaseException | None = None
         self.error: BaseException | None = None
         self.directive: Directive | None = None
@@ -96,7 +95,7 @@ class ActorChild(_Thread):
 
     def ended(self) -> None:
         """Report the end to the supervisor, unless it is that of a failed start."""
-        self.begun.set()
+        self.ctx.begun.set()
         if self.start_error is None:
             self.ctx.exited(exit_reason(self.error, asked=self._asked), self.directive)
 
@@ -119,7 +118,7 @@ class _Supervised(pykka.ThreadingActor):
         except BaseException as error:  # noqa: BLE001 # whatever it is, it is the outcome of the start
             self.phalanx_child.start_error = error
             self._end()
-        self.phalanx_child.begun.set()
+        self.phalanx_child.ctx.begun.set()
 
     def _actor_loop_running(self) -> None:
         run_mailbox(self, self._failed)

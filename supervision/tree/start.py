@@ -42,6 +42,8 @@ class StartContext:
         deadline: When the start counts as failed, on the monotonic clock; may be infinite.
         handle: The return value of the start function; None before.
         nested: The supervisor that the child is, from the beginning of its start; None for others.
+        begun: Set when a start function that waits for it may return: its child has begun, or
+            nobody waits for it any longer.
         lifeline: Ends with the child.
     """
 
@@ -51,6 +53,7 @@ class StartContext:
         self.key, self.serial, self.spec = start.child, start.serial, start.spec
         self.handle: ChildHandle | None = None
         self.nested: SupervisorActor | None = None
+        self.begun = threading.Event()
         self.lifeline = Lifeline(self.path, self.terminate, above.services.callback_failed)
         self._decider = above.machine.spec.decider
         self._post, self._on_use = above.post, above.on_use
@@ -156,6 +159,7 @@ class StartContext:
         """Post nothing from now on; end the child, also one that starts later."""
         with self._lock:
             self._abandoned, is_there = reason, self.handle is not None
+        self.begun.set()
         if is_there:
             self._drop(reason)
 

@@ -315,23 +315,25 @@ def test_a_page_without_its_package_is_refused_before_the_run(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_of_the_callers_that_a_target_raises_is_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("raises", 'KeyError: "of the user\'s own"'),
+        ("calls_wrongly", "the target's output is in"),  # by an error of the caller's, its own
+    ],
+)
+def test_a_factory_that_raises_is_told_and_its_output_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    target: str,
+    told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert main(["chaos", "tests.chaos.targets:calls_wrongly"]) == 1
-    assert "the target's output is in" in capfd.readouterr().err
+    assert main(["chaos", f"tests.chaos.targets:{target}"]) == 1
+    assert told in capfd.readouterr().err
     assert (tmp_path / "chaos-runs").is_dir()
-
-
-def test_a_factory_that_raises_is_told_with_its_traceback(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    assert main(["chaos", "tests.chaos.targets:raises"]) == 1
-    assert 'KeyError: "of the user\'s own"' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("faults", ["kill", "kill:driver"])

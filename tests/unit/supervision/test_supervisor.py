@@ -182,6 +182,23 @@ def test_an_actor_has_the_time_of_the_trees_clock_to_start_in() -> None:
     made.get(timeout=LIMIT).close()
 
 
+def test_nobody_waits_for_an_actor_whose_start_is_given_up() -> None:
+    go_on = threading.Event()
+
+    class Slow(pykka.ThreadingActor):
+        def on_start(self) -> None:
+            go_on.wait()
+
+    with pytest.raises(StartFailed, match="not started within 0.05 s"):
+        Supervisor(tree(ChildSpec("a", Slow.start, start_within=0.05)))
+
+    for thread in threading.enumerate():
+        if thread.name.startswith("phalanx-start"):
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+    go_on.set()
+
+
 def test_a_clock_needs_its_timers_and_a_supervisor_its_spec() -> None:
     wrong: Any = "top"
     with pytest.raises(SpecError, match="timers=None"):

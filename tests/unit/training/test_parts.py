@@ -758,6 +758,7 @@ def test_what_is_beside_the_state_of_an_optimizer_may_not_change(
     if what == "gradient":
         weight: Any = model.weight
         weight.register_hook(counting(calls))
+        weight.register_post_accumulate_grad_hook(counting([0]))
     state = State(model=model, optimizer=optimizer, schedule=schedule)
     trainer = SimpleNamespace(**({"o": optimizer, "s": schedule} if is_named else {}))
 
