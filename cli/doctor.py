@@ -34,7 +34,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from phalanx.runtime import (
     DevicePool,
@@ -205,8 +205,10 @@ def _start() -> Finding:
     started = time.monotonic()
     limit = started + _START
     reader, writer = os.pipe()
-    options: Any = {"console": "text", "level": "warning", "stream": False}
-    with os.fdopen(reader, "rb") as answer, Runtime(**options) as runtime:
+    with (
+        os.fdopen(reader, "rb") as answer,
+        Runtime(console="text", level="warning", stream=False) as runtime,
+    ):
         try:
             _ = runtime.collector  # writes the events to stderr
             [process] = runtime.launcher.launch(

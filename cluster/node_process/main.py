@@ -70,7 +70,7 @@ _REACH = 5.0  # seconds for a connection, after which the node reports that it h
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
 _LINK_LEASES = 2.5  # leases without a message on the first link; after a cut TCP takes up to two
 _SPARSE = 4  # of so many beats one goes out on a link without answers: it delays the fence
-_HANDSHAKE = 15  # beats, and four round trips, until a connection without answers is made anew
+_PATIENCE = 15  # beats, and four round trips, until a connection without answers is made anew
 
 
 def main() -> None:
@@ -269,9 +269,9 @@ class NodeProcess:
             if not self._tried:
                 self._second_at = now  # until now it had nothing to answer
         assert self._lease is not None
-        patience = 2 * min(self._lease.round_trip, self._order.lease / 16)  # all within a lease
+        patience = 2 * min(self._lease.round_trip, self._order.lease / 16)  # within the lease
         if self._second.state is not LinkState.ENDED and self._second.address:
-            patience = 2 * patience + _HANDSHAKE * self._order.lease / BEATS_PER_LEASE
+            patience = 2 * patience + _PATIENCE * self._order.lease / BEATS_PER_LEASE
         if now >= self._second_at + patience:
             self._second.renew()
             self._second.connect()

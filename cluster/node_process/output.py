@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _KEPT = 64 * 1024  # bytes of each stream that wait to be sent; older ones are dropped
 _PIECE = 8 * 1024  # bytes in a message: as JSON six times as many, and less than its limit
 _RECORD = 256 * 1024  # bytes of a log record, which has a lower limit of its own
+_LAST_PIECES = 1024  # read after its end: what it has left, though others write on
 _EVERY = 0.05  # seconds between two rounds of messages
 _MESSAGES = 16  # of a rank in one round
 _UNDER_WAY = 16  # messages of all ranks that the driver has not taken
@@ -147,8 +148,9 @@ class RankOutput:
         for watch in self._watches:
             watch.cancel()
         for fd in self._streams:
-            while self._read(fd):
-                pass
+            for _ in range(_LAST_PIECES):
+                if not self._read(fd):
+                    break
         while self._round(is_last=True):
             pass
 

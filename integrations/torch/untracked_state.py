@@ -348,7 +348,7 @@ def _attributes(value: Any, home: str) -> dict[str, object]:
         for tensors in ("_parameters", "_buffers"):
             for key, tensor in cast("dict[str, Any]", found.pop(tensors, {})).items():
                 kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-                hooks = [getattr(tensor, kind, None) or {} for kind in kinds]
+                hooks: list[Any] = [getattr(tensor, kind, None) or {} for kind in kinds]
                 found |= {key: hooks} if any(hooks) else {}
     return found
 
