@@ -22,7 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from phalanx.runtime import is_holding
+from phalanx.runtime import is_holding, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _shielded: set[CodeType] = set()
 _AGAIN = 0.001  # seconds after which a Ctrl-C that could not be raised is sent again
+_MASK = 29  # place of the blocked signals in the fields of a task
+_LONGEST = 0.1  # seconds; one that is not even noted is sent less and less often
 
 
 def uninterrupted(function: _F) -> _F:
@@ -49,7 +51,9 @@ class _Interrupts:
         """Forget it, as in a child that was forked: the thread that would send it is not there."""
         self._lock = threading.RLock()  # held for moments; a handler may interrupt a handler
         self._pending = False
-        self._is_sent = False  # again, and not handled yet: another would be raised as one more
+        self._is_sent = False  # again, and not handled yet
+        self._is_doubled = False  # it was sent again although it was: it may come once more
+        self._is_deaf = False
 
     def install(self) -> None:
         """Take Python's handler's place; does nothing off the main thread, or if it is another."""
@@ -67,10 +71,15 @@ class _Interrupts:
         return signal.getsignal(signal.SIGINT) == self._on_sigint
 
     def _on_sigint(self, number: int, frame: FrameType | None) -> None:
+        if self._is_deaf:
+            return
         is_shielded = _is_shielded(frame)
         with self._lock:
             begins = is_shielded and not self._pending
             self._pending, self._is_sent = is_shielded, False
+            if self._is_doubled and not is_shielded:
+                self._is_doubled = False
+                self._forget_second()
         if not is_shielded:
             signal.default_int_handler(number, frame)
         elif begins:
@@ -80,20 +89,42 @@ class _Interrupts:
             except RuntimeError:  # none to be had: it takes another Ctrl-C
                 self._pending = False
 
+    def _forget_second(self) -> None:
+        """Have a signal that has come since, which is the same one, be handled in vain."""
+        if self._is_installed():
+            self._is_deaf = True
+            try:
+                signal.signal(signal.SIGINT, self._on_sigint)  # first it handles what has come
+            finally:  # the handler of another signal may raise
+                self._is_deaf = False
+
     def _send_again(self) -> None:
-        main = threading.main_thread().ident
-        assert main is not None
+        main, wait = threading.main_thread(), _AGAIN
+        assert main.ident is not None
         while True:
-            time.sleep(_AGAIN)
+            time.sleep(wait)
             with self._lock:
+                if self._is_sent and _is_waited_for(main):
+                    self._pending = False  # it comes when it is let through, or has come
                 if not self._pending:
                     return
-                if not self._is_sent:
-                    signal.pthread_kill(main, signal.SIGINT)
+                # A signal does not wake a thread that was about to wait in the kernel: so it is
+                # sent until it is handled, although it may be about to be.
+                wait = min(2 * wait, _LONGEST) if self._is_sent else _AGAIN
+                self._is_doubled |= self._is_sent
+                signal.pthread_kill(main.ident, signal.SIGINT)
                 self._pending = self._is_sent = self._is_installed()  # another handler gets it once
 
 
 interrupts = _Interrupts()
+
+
+def _is_waited_for(thread: threading.Thread) -> bool:
+    """Whether *thread* blocks SIGINT, be it to wait for it: the mask has it not while it waits."""
+    folder = f"/proc/self/task/{thread.native_id}"
+    is_waiting = b"sigtimedwait" in (procfs.content(f"{folder}/wchan") or b"")
+    mask = procfs.stat_fields(folder)[_MASK : _MASK + 1]
+    return is_waiting or any(int(blocked) & 1 << signal.SIGINT - 1 for blocked in mask)
 
 
 def _is_shielded(frame: FrameType | None) -> bool:

@@ -111,9 +111,11 @@ class Spinner(Keeper):
         import torch.distributed as dist
 
         if self.ctx.rank == 1:
+            dist.barrier()  # now the operation is no more
             self.sent = dist.isend(torch.ones(1), 0)
             return
         dist.irecv(torch.ones(1), 1)
+        dist.barrier()
         self.work = cast("Any", dist.all_reduce(torch.ones(1), async_op=True))
         deadline = time.monotonic() + 60
         used = time.process_time()
