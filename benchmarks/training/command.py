@@ -24,9 +24,10 @@ from .ranks.notes import BLOCK
 if TYPE_CHECKING:
     import argparse
 
-OURS = ("DDP, survivors kept", "DDP, all anew", "FSDP2, survivors kept", "phalanx torchrun")
+_SCRIPT = "phalanx torchrun"  # goes on from a checkpoint of the script's
+_EXACT = ("DDP, survivors kept", "DDP, all anew", "FSDP2, survivors kept", f"{_SCRIPT}, memory")
+OURS = (*_EXACT, _SCRIPT)
 FORMS = (*OURS, "torchrun", "NVRx in-process", "torchft")
-_EXACT = OURS[:3]  # the last goes on from a checkpoint of the script's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -68,6 +68,12 @@ _ALL = (
     System("DDP, survivors kept", _OURS, "ours, DDP"),
     System("DDP, all anew", _OURS, "ours, DDP", options={"survivors": "restart"}),
     System("FSDP2, survivors kept", _OURS, "ours, FSDP2", options={"sharded": True}),
+    System(
+        "phalanx torchrun, memory",
+        ("phalanx", "torchrun", *_SCRIPT),
+        "script, memory",
+        options={"memory": True, "saves": False},
+    ),
     System("phalanx torchrun", ("phalanx", "torchrun", *_SCRIPT), "script"),
     System("torchrun", ("torch.distributed.run", *_SCRIPT), "script"),
     System("NVRx in-process", ("benchmarks.training.ranks.nvrx",), "script", "nvrx"),

@@ -18,6 +18,7 @@ from .errors import StateLost as StateLost
 from .errors import TrainingError as TrainingError
 from .errors import WorldSizeChanged as WorldSizeChanged
 from .errors import WrongDevice as WrongDevice
+from .memory_checkpoint import MemoryCheckpoint as MemoryCheckpoint
 from .sampling import sample_indices as sample_indices
 from .sampling import seed_step as seed_step
 from .sampling import step_seed as step_seed

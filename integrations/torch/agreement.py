@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from .errors import StateLost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +65,14 @@ def agree(claims: Sequence[Claim], *, sharded: bool, used: bool) -> Source:
         msg = f"no step is whole on every rank; the buffers hold {kept}; give another folder"
         raise StateLost(msg)
     return Source("new", 0, -1, 0)
+
+
+def difference(rows: Sequence[Mapping[str, int]]) -> str:
+    """Say which objects are not what rank 0 has, by the *rows* of all ranks: names and checksums.
+
+    Nothing where all are alike.
+    """
+    for rank, row in enumerate(rows):
+        if odd := [name for name, check in row.items() if rows[0].get(name) != check]:
+            return f"{', '.join(odd)} of rank {rank} is not that of rank 0"
+    return ""

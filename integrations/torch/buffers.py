@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from phalanx.runtime import check_folder, descriptors, writable_bytes
+from phalanx.runtime import check_folder, descriptors, make_shared_file, writable_bytes
 from phalanx.supervision import SpecError
 
 from .errors import NoRoom, StateLost, WorldSizeChanged
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from typing import Any
 
-_MAGIC = b"phxtrn03"  # with the version of what is packed
+_MAGIC = b"phxtrn04"  # with the version of what is packed
 _HEAD = 4096  # bytes before the skeleton
 _STEP = struct.Struct("<q")
 _STAMP = struct.Struct("<8sIIQQ")  # magic, rank, checksum, skeleton's and data's bytes
 _STAMP_AT = 64
 _ROW = struct.Struct("<qqqq")
-"""The steps that a rank has begun, has tried to write, has written, and knows to be complete."""
+"""The steps that a rank has begun, has tried to write, has written, and knows to be complete.
+
+In files each step is one more: 0 is none."""
 _ROW_SIZE = 64  # bytes; a cache line
 _NONE = -1  # the step of a buffer without a state
 _WRITE_TIMEOUT = 60.0  # seconds that a rank waits for the others to have written a step
@@ -83,9 +85,7 @@ class Store:
                 self._claim(self._folder)
             self.paths = Paths(
                 tuple((self._make(a), self._make(b)) for a, b in names),
-                self._make(
-                    "table", _ROW.pack(_NONE, _NONE, _NONE, _NONE).ljust(_ROW_SIZE, b"\0") * ranks
-                ),
+                self._make("table", _ROW_SIZE * ranks),
                 where,
             )
         except OSError as error:
@@ -130,22 +130,17 @@ class Store:
                 raise SpecError(key, self.run[key], f"the run in {folder} has {kept[key]!r}")
         self.run = {**self.run, "threads": kept["threads"]}
 
-    def _make(self, name: str, content: bytes = b"") -> str:
-        """Make the file *name* if it is missing; return the path by which ranks open it."""
-        empty = content or _STEP.pack(_NONE).ljust(_HEAD, b"\0")
+    def _make(self, name: str, size: int = _HEAD) -> str:
+        """Make the file *name*, of zeros, if it is missing; return the path for the ranks."""
         if self._folder is None:
-            fd = descriptors.own(os.memfd_create(f"phalanx-train-{name}", os.MFD_CLOEXEC))
+            path, fd = make_shared_file(f"phalanx-train-{name}", size)
             self._fds.append(fd)
-            os.truncate(fd, len(empty))
-            os.pwrite(fd, empty, 0)
-            return f"/proc/{os.getpid()}/fd/{fd}"
+            return path
         path = self._folder / name
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags, 0o600)
         try:
-            if os.fstat(fd).st_size < len(empty):
-                os.pwrite(fd, empty, 0)  # first: zeros would be steps
-                os.posix_fallocate(fd, 0, len(empty))
+            os.posix_fallocate(fd, 0, size)
         finally:
             os.close(fd)
         return str(path)
@@ -169,12 +164,12 @@ class _Slot:
     @property
     def step(self) -> int:
         """The step of its state; -1 if it has none that is whole."""
-        step: int = _STEP.unpack_from(self._map)[0]
-        return step
+        above: int = _STEP.unpack_from(self._map)[0]
+        return above - 1
 
     @step.setter
     def step(self, step: int) -> None:
-        self._map[: _STEP.size] = _STEP.pack(step)  # pack_into would write zeros before
+        self._map[: _STEP.size] = _STEP.pack(step + 1)  # pack_into would write zeros before
 
     def _reserve(self, size: int) -> None:
         where = self._where
@@ -293,8 +288,8 @@ class RankBuffers:
             if slot.step > complete:
                 slot.step = _NONE
         self._tried = self._complete = complete
-        at, row = self._rank * _ROW_SIZE, _ROW.pack(step, complete, complete, complete)
-        self._table[at : at + _ROW.size] = row
+        at, known = self._rank * _ROW_SIZE, complete + 1
+        self._table[at : at + _ROW.size] = _ROW.pack(step + 1, known, known, known)
 
     def write(self, step: int, packed: Packed) -> None:
         """Write the state of *step*, as every rank does.
@@ -364,11 +359,11 @@ class RankBuffers:
 
     def _row(self, rank: int) -> tuple[int, int, int, int]:
         begun, tried, written, complete = _ROW.unpack_from(self._table, rank * _ROW_SIZE)
-        return begun, tried, written, complete
+        return begun - 1, tried - 1, written - 1, complete - 1
 
     def _note(self, column: int, step: int) -> None:
         at = self._rank * _ROW_SIZE + column * _STEP.size
-        self._table[at : at + _STEP.size] = _STEP.pack(step)
+        self._table[at : at + _STEP.size] = _STEP.pack(step + 1)
 
 
 @contextlib.contextmanager

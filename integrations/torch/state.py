@@ -23,6 +23,7 @@ from .errors import HiddenState, ShapeChanged, TrainingError, WrongDevice
 from .packing import Packed, Shard, checksum, is_dense, local_of, unpack
 from .untracked_state import check_kept
 
+dist: Any = torch.distributed  # its types are partly unknown
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
@@ -220,6 +221,19 @@ class State:
         """Return the buffers of all modules, such as batch statistics."""
         return [each for _, each in self._buffers()]
 
+    def share_buffers(self) -> None:
+        """Have rank 0's batch statistics everywhere, as DDP would before the next step."""
+        buffers = [local_of(each) for each in self.buffers()]
+        buffers.sort(key=lambda each: -each.itemsize)  # so that each is aligned among the bytes
+        if not buffers:
+            return
+        # As bytes: not every backend knows every type.
+        flat = torch.cat([each.reshape(-1).view(torch.uint8) for each in buffers])
+        dist.broadcast(flat, src=0)
+        parts = torch.split(flat, [each.numel() * each.itemsize for each in buffers])
+        for each, part in zip(buffers, parts, strict=True):
+            each.copy_(part.view(each.dtype).view_as(each))
+
     def tensors(self) -> list[torch.Tensor]:
         """Return the parameters and buffers of all modules, and what optimizers have of each."""
         return [*self._each(), *self._of_states(), *self.buffers()]
@@ -346,7 +360,7 @@ class State:
         """Raise `TrainingError` if a parameter or buffer is divided among the ranks."""
         for name, tensor in (*self._parameters(), *self._buffers()):
             if isinstance(tensor, DTensor) and not all(p.is_replicate() for p in tensor.placements):
-                raise TrainingError(f"{name}: sharded state; build the run with sharded=True")
+                raise TrainingError(f"{name}: sharded state; give sharded=True")
 
     def _light_tree(self) -> Tree:
         return {

@@ -23,11 +23,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from phalanx.actors import WorkerActor, method
 
-from .agreement import Claim, agree
+from .agreement import Claim, agree, difference
 from .buckets import fix_buckets, hook_with_state, is_fixed, is_replica, note_replicas
 from .buffers import Paths, RankBuffers
 from .errors import HiddenState, NoRoom, StateLost, TrainingError, WorldSizeChanged
-from .packing import local_of, unpack
+from .packing import unpack
 from .sampling import seed_step
 from .state import State
 from .untracked_state import Untouched, attributes_of, check_attributes
@@ -310,7 +310,7 @@ class Trainer(WorkerActor):
             result = self.train_step(step)
             self._check_replicas()
             if not self.plan.sharded:
-                self._share_buffers()
+                state.share_buffers()
             self._await_collectives()
             state.touch()
             self.apply()
@@ -345,19 +345,6 @@ class Trainer(WorkerActor):
             if not dist.is_initialized():
                 msg = "the process group was aborted during the step"
                 raise RuntimeError(msg)
-
-    def _share_buffers(self) -> None:
-        """Have rank 0's batch statistics everywhere, as DDP would before the next step."""
-        buffers = [local_of(each) for each in self.state.buffers()]
-        buffers.sort(key=lambda each: -each.itemsize)  # so that each is aligned among the bytes
-        if not buffers:
-            return
-        # As bytes: not every backend knows every type.
-        flat = torch.cat([each.reshape(-1).view(torch.uint8) for each in buffers])
-        dist.broadcast(flat, src=0)
-        parts = torch.split(flat, [each.numel() * each.itemsize for each in buffers])
-        for each, part in zip(buffers, parts, strict=True):
-            each.copy_(part.view(each.dtype).view_as(each))
 
     def _wrap(self) -> None:
         state = self.state
@@ -430,12 +417,10 @@ class Trainer(WorkerActor):
         """End the run if the ranks, which had one state, have changed it differently."""
         rows: list[dict[str, int]] = [{} for _ in range(self.ctx.world_size)]
         dist.all_gather_object(rows, self.state.checksums())
-        for rank, row in enumerate(rows):
-            if odd := [name for name, check in row.items() if rows[0].get(name) != check]:
-                msg = f"{', '.join(odd)} of rank {rank} is not that of rank 0: change it alike on "
-                error = TrainingError(msg + "all ranks, or build the run with sharded=True")
-                self.ctx.emit(error)
-                raise error
+        if odd := difference(rows):
+            error = TrainingError(f"{odd}: change it alike on all ranks, or give sharded=True")
+            self.ctx.emit(error)
+            raise error
 
 
 def _apply_for(value: object) -> str:

@@ -32,6 +32,7 @@ from phalanx.supervision import (
 )
 
 from .logs import Tail, open_logs
+from .state_memory import make_state_memory
 from .summary import Failure, pass_on, root_cause, summary
 from .worker import Job, ScriptWorker
 
@@ -122,6 +123,7 @@ class _Run:
         self._signals = signals
         self._tail = tail
         self._path = tuple(sys.path)
+        self._memory = make_state_memory(options.world_size)
         self._restarts = 0  # before the first round that began
         self._exits: list[WorkerExited] = []  # of the last round
         self._passed_on: signal.Signals | None = None
@@ -166,6 +168,7 @@ class _Run:
             logs=self._logs,
             path=self._path,
             hang_after=options.hang_after,
+            state_memory=self._memory,
             restarts=self._restarts,
         )
         # Left to itself torch takes the threads that it takes under torchrun.

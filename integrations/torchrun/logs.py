@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Final, Literal
 
+from phalanx.runtime import make_shared_file
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def open_logs(spec: LogSpec, run_id: str, world_size: int) -> LogPlan:
         SpecError: the folder cannot be made.
     """
     if not spec.has_files:
-        fds = [os.memfd_create(f"error-{rank}", os.MFD_CLOEXEC) for rank in range(world_size)]
-        return LogPlan(spec, None, tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in fds))
+        files = (make_shared_file(f"error-{rank}") for rank in range(world_size))
+        return LogPlan(spec, None, tuple(path for path, _ in files))
     try:
         base = spec.folder
         if base is None:

@@ -31,6 +31,7 @@ class Asked:
         survivors: As in `phalanx.RestartPolicy`, for ours.
         every: As in `Training`, for ours.
         reserves: Ranks that wait, for NVRx.
+        memory: Whether the script keeps its state by `MemoryCheckpoint`, after each step.
         saves: Whether a checkpoint is written every `BLOCK` steps.
         gated: Whether each block waits for the gate.
         block: The steps of one.
@@ -46,6 +47,7 @@ class Asked:
     survivors: str = "keep"
     every: int | None = None
     reserves: int = 0
+    memory: bool = False
     saves: bool = True
     gated: bool = False
     block: int = BLOCK

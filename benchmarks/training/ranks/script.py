@@ -1,8 +1,8 @@
 """``-m benchmarks.training.ranks.script FOLDER``: the script that people have, for torchrun.
 
-DDP (or FSDP2, without checkpoints); a checkpoint by rank 0 after every block, if asked for. It puts
-another prefix before the keys of each round, without which ranks under torchrun may fail to
-join again with gloo.
+DDP (or FSDP2, without checkpoints). If asked for, a checkpoint by rank 0 after every block, or the
+state in memory after every step. It puts another prefix before the keys of each round, without
+which ranks under torchrun may fail to join again with gloo.
 """
 
 from __future__ import annotations
@@ -35,6 +35,12 @@ def train(asked: Asked, rank: int) -> None:
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
     net: Any = model if asked.sharded else DistributedDataParallel(model)
+    memory: Any = None
+    if asked.memory:
+        ours: Any = import_module("phalanx.integrations.torch")  # not in a peer's environment
+        ours.fix_buckets(net)
+        memory = ours.MemoryCheckpoint(ours.State(model=model, optimizer=optimizer))
+        step = memory.load()
     notes.put("from", step)
     is_last = False
     while not is_last:
@@ -46,6 +52,8 @@ def train(asked: Asked, rank: int) -> None:
         used, is_last = learn(net, step, rank, asked.ranks, stop=asked.wants_stop())
         optimizer.step()
         notes.put("done", step, began, *used)
+        if memory is not None:
+            memory.save(step)
         if asked.saves and rank == 0 and step % BLOCK == 0:
             save(kept, {"step": step, "model": model.state_dict()}, optimizer)
         if asked.digests:

@@ -324,7 +324,7 @@ def test_one_rank_alone_has_at_most_one_step_done_again(tmp_path: Path) -> None:
         (Compressing, HiddenState, "a hook of net is a PowerSGDState, which has state"),
         (Mixing, HiddenState, "nor mixed_precision: use torch.autocast"),
         # It would be taken for replicated.
-        (Sharded, TrainingError, "sharded state; build the run with sharded=True"),
+        (Sharded, TrainingError, "sharded state; give sharded=True"),
         (Meeting, ValueError, "Default process group has not been initialized"),
         (Renaming, TrainingError, "join() adds or renames model.1"),
         (Stateless, TrainingError, "build() returned dict: return a State(...)"),
