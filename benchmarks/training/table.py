@@ -45,8 +45,9 @@ under torchrun without checkpoints; median and its interval.
 with as many steps. torchrun, `phalanx torchrun` and NVRx run the same script.
 - DDP and FSDP2 are ours; their state is in buffers {often}.
 - torchrun, `phalanx torchrun` and NVRx load a checkpoint, written every 20 steps; torchft loads \
-one only where no rank has the state. NVRx has \
-{asked.reserves} reserves; all its processes are started again when they are used up.
+one only where no rank has the state. With `memory` the script keeps its state after each step by \
+`MemoryCheckpoint`, and has its DDP buckets fixed. NVRx has {asked.reserves} \
+reserves; all its processes are started again when they are used up.
 - Deadline: a system that does no step for {asked.patience:g} s is given up."""
     lines = [_row(each) for each in found]
     reasons = [f"- {each.system}, {each.ranks} ranks: {each.why}" for each in found if each.why]
