@@ -133,9 +133,9 @@ class Store:
     def _make(self, name: str, size: int = _HEAD) -> str:
         """Make the file *name*, of zeros, if it is missing; return the path for the ranks."""
         if self._folder is None:
-            path, fd = make_shared_file(f"phalanx-train-{name}", size)
+            shared, fd = make_shared_file(f"phalanx-train-{name}", size)
             self._fds.append(fd)
-            return path
+            return shared
         path = self._folder / name
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(path, flags, 0o600)

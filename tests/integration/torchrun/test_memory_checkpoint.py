@@ -88,19 +88,36 @@ def run(*words: object, command: tuple[str, ...] = PHALANX) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "deaths", "begins"),
+    ("kind", "ranks", "deaths", "begins", "undisturbed"),
     [
-        ("replicated", 3, ("0/1/4/unsaved", "1/0/4/before", "2/2/7/backward"), (1, 4, 4, 7)),
-        ("replicated", 2, ("0/0/1/before", "1/1/3/backward", "1/0/3/backward"), (1, 1, 3)),
-        ("sharded", 2, ("0/1/4/unsaved", "1/0/4/before", "2/1/7/backward"), (1, 4, 4, 7)),
+        (
+            "replicated",
+            3,
+            ("0/1/4/unsaved", "1/0/4/before", "2/2/7/backward"),
+            (1, 4, 4, 7),
+            PHALANX,
+        ),
+        (
+            "replicated",
+            2,
+            ("0/0/1/before", "1/1/3/backward", "1/0/3/backward"),
+            (1, 1, 3),
+            TORCHRUN,
+        ),
+        ("sharded", 2, ("0/1/4/unsaved", "1/0/4/before", "2/1/7/backward"), (1, 4, 4, 7), PHALANX),
     ],
 )
 def test_a_script_goes_on_from_memory_and_ends_as_without_deaths(
-    script: Path, kind: str, ranks: int, deaths: tuple[str, ...], begins: tuple[int, ...]
+    script: Path,
+    kind: str,
+    ranks: int,
+    deaths: tuple[str, ...],
+    begins: tuple[int, ...],
+    undisturbed: tuple[str, ...],
 ) -> None:
     words = ("--standalone", "--nproc-per-node", ranks, "--max-restarts", 3, script, kind)
 
-    calm = run(*words, command=TORCHRUN)
+    calm = run(*words, command=undisturbed)
     done = run(*words, *deaths)
 
     assert (calm.returncode, done.returncode) == (0, 0), calm.stderr + done.stderr
