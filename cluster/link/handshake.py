@@ -8,7 +8,6 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import find_gpus
 from phalanx.supervision import installed_version
 
 from .messages import Greeting
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 def greeting_of(place: str, address: str) -> Greeting:
     """Return the greeting of this process, which serves at *place*."""
-    inventory = find_gpus()
-    try:
-        devices = tuple(gpu.uuid for gpu in inventory.gpus())
-    finally:
-        inventory.close()
     return Greeting(
         phalanx=installed_version("phalanx"),
         python=platform.python_version(),
@@ -33,7 +27,6 @@ def greeting_of(place: str, address: str) -> Greeting:
         place=place,
         host=socket.gethostname(),
         address=address,
-        devices=devices,
     )
 
 

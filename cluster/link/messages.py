@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MACHINE = 24
 """Digits of a node's place that name its machine; the others name a slot there."""
 
+_WRONG = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 
 class MalformedMessage(ValueError):
     """The data is not a message of a control link."""
@@ -100,7 +102,6 @@ class Greeting(Message):
         boot: The identity of the machine until its next boot.
         place: As in its order.
         address: The node's own address on the way to the gateway.
-        devices: The UUIDs of its GPUs.
     """
 
     phalanx: str
@@ -111,7 +112,6 @@ class Greeting(Message):
     place: str
     host: str
     address: str
-    devices: tuple[str, ...]
 
 
 class RelayLink(Message):
@@ -209,7 +209,7 @@ class NotStarted(Message):
 
 
 class Ended(Message):
-    """A rank has ended, and all that came from it but *left*, which withstood being killed.
+    """A rank has ended, and all that came from it, unless it withstood being killed.
 
     Attributes:
         stacks: Its stacks, which it wrote on a signal.
@@ -223,7 +223,6 @@ class Ended(Message):
     core_dumped: bool = False
     oom: str = ""
     rusage: Mapping[str, float] = field(default_factory=dict[str, float])
-    left: tuple[str, ...] = ()
     last_words: str = ""
     stacks: str = ""
     broken: str = ""
@@ -343,7 +342,7 @@ def decode(parts: Sequence[bytes]) -> Message:
         message: Message = _value(kind, head, blobs)
         if any(blob is not None for blob in blobs):
             _refuse("a byte string too many")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _WRONG as error:
         raise MalformedMessage(f"{type(error).__name__}: {error}"[:200]) from error
     return message
 

@@ -83,10 +83,3 @@ class NodeDevices:
             pool, leases = self._pool, dict(self._leases)
         broken = {} if pool is None else pool.look()
         return {who: broken[lease] for who, lease in leases.items() if lease in broken}
-
-    def close(self) -> None:
-        """Let the devices go."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()

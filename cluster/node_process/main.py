@@ -46,7 +46,7 @@ from phalanx.cluster.link.messages import (
 from phalanx.cluster.link.node_link import LinkState, NodeLink
 from phalanx.cluster.nodes.decide import BEATS_PER_LEASE
 from phalanx.cluster.nodes.lease import Lease
-from phalanx.runtime import EventLoop, Launcher, syscalls
+from phalanx.runtime import EventLoop, Launcher, descriptor_limit, syscalls
 from phalanx.supervision import NodeRefused
 
 from .network_interface import interface_of, why_unreached
@@ -77,6 +77,7 @@ def main() -> None:
     """Run; the arguments are the starter's socket and its pidfd."""
     with contextlib.suppress(FileNotFoundError):
         sys.path.append(str(Path.cwd()))  # for ranks; last: it may have a zmq.py
+    descriptor_limit.make_room(descriptor_limit.hard_limit())  # ranks get the limit that was there
     starter = socket.socket(fileno=int(sys.argv[1]))
     order = decode([starter.recv(ORDER)])
     assert isinstance(order, NodeOrder)

@@ -215,7 +215,8 @@ class RankOutput:
                 stream = self._streams[fd]
                 dropped, stream.dropped = stream.dropped, 0
                 text = stream.take().decode("utf-8", "surrogateescape")
-            name = self._names[fd]
-            self._window.sent(time.monotonic())
-            self._send(Output(**self._who, stream=name, text=text, dropped=dropped))
+                self._window.sent(time.monotonic())
+                # With the lock: `finish`, on another thread, sends nothing before this.
+                name = self._names[fd]
+                self._send(Output(**self._who, stream=name, text=text, dropped=dropped))
         return True

@@ -58,7 +58,7 @@ _SWEEP = 10.0
 _TEXT = 8000  # characters of a text in a message, which has a limit
 _LAST = 24_000  # bytes of each of a dead rank's texts in a message
 _CHECK = 5.0  # seconds between two looks at the devices; arbitrary
-_LEFT = 20  # of the processes that withstood being killed, as many are named
+_AGAIN = 0.1  # seconds until a thread may be had, if the limit of threads is reached
 
 
 class Ranks:
@@ -103,7 +103,7 @@ class Ranks:
                 self._launcher.warm(preload, env)
                 self._launcher.warm(RELAY_PRELOAD)
 
-        _spawn(warm, "warm")
+        self._spawn(warm, "warm")
 
     def launch(self, order: Launch) -> None:
         """Begin to start what *order* names."""
@@ -116,7 +116,7 @@ class Ranks:
                 self._report(NotStarted(number=order.number, error=why))
                 return
             self._starting[order.number] = ranks
-        _spawn(partial(self._launch, order), "launch")
+        self._spawn(partial(self._launch, order), "launch")
 
     def withdraw(self, number: int) -> None:
         """Give that launch up unless it is over."""
@@ -133,11 +133,12 @@ class Ranks:
         number = getattr(order, "signal", signal.SIGKILL)
         if process is None:
             return
-        if number == signal.SIGKILL:
-            with self._lock:
-                self._killed.add((order.rank, order.incarnation))
-        if number == STACKS and (known := self._equipment.get((order.rank, order.incarnation))):
-            known.words_end = os.fstat(known.output.faults).st_size
+        who = order.rank, order.incarnation
+        with self._lock:  # its output may be closed once this is free
+            if number == signal.SIGKILL:
+                self._killed.add(who)
+            if number == STACKS and (known := self._equipment.get(who)):
+                known.words_end = os.fstat(known.output.faults).st_size
         process.send_signal(number)
 
     def describe(self, order: Stacks) -> None:
@@ -160,7 +161,7 @@ class Ranks:
             self._report(Stopped(ranks=stopped))
         if processes and (now := time.monotonic()) - self._looked_at >= _CHECK:
             self._looked_at = now
-            _spawn(self._look_at_devices, "devices")
+            self._spawn(self._look_at_devices, "devices")
 
     def sweep(self) -> None:
         """End all ranks, and all that came from them, and report that."""
@@ -169,7 +170,7 @@ class Ranks:
                 return
             self._is_leaving = True
             self._lock.notify_all()
-        _spawn(self._sweep, "sweep")
+        self._spawn(self._sweep, "sweep")
 
     def _look_at_devices(self) -> None:
         """Kill the ranks whose devices cannot go on."""
@@ -190,7 +191,8 @@ class Ranks:
         by_label = {_label(rank): rank for rank in order.ranks}
 
         def on_exit(process: Process) -> None:
-            _spawn(partial(self._reap, process, by_label[process.label], start_reported), "reap")
+            rank = by_label[process.label]
+            self._spawn(partial(self._reap, process, rank, start_reported), "reap")
 
         def is_wanted() -> bool:
             return order.number not in self._unwanted and not self._is_leaving
@@ -215,11 +217,11 @@ class Ranks:
                 *specs, on_exit=on_exit, deadline=deadline, is_wanted=is_wanted
             )
         except Exception as error:  # noqa: BLE001  # reported
-            self._is_over(order)
             for each in equipped:
                 each.close()
             for rank in order.ranks:
                 self._devices.give_back(rank.rank, rank.incarnation, None)
+            self._is_over(order)  # not before: the next launch of these ranks needs their devices
             text = f"{type(error).__name__}: {error}"
             self._report(NotStarted(number=order.number, error=text[:_TEXT]))
             return
@@ -245,15 +247,15 @@ class Ranks:
             self._lock.notify_all()
 
     def _reap(self, process: Process, rank: RankLaunch, start_reported: threading.Event) -> None:
-        left = process.kill_tree(time.monotonic() + _REAP_TIMEOUT)
+        process.kill_tree(time.monotonic() + _REAP_TIMEOUT)
         was_started = start_reported.wait(_REAP_TIMEOUT)
+        self._devices.give_back(rank.rank, rank.incarnation, process.pid)  # to the next launch
         with self._lock:
             self._processes.pop((rank.rank, rank.incarnation), None)
             self._killed.discard((rank.rank, rank.incarnation))
             self._lock.notify_all()
             equipment = self._equipment.pop((rank.rank, rank.incarnation), None)
             broken = self._broken.pop((rank.rank, rank.incarnation), "")
-        self._devices.give_back(rank.rank, rank.incarnation, process.pid)
         status = process.status or ExitEvidence()
         process.close()
         last_words = stacks = ""
@@ -272,7 +274,6 @@ class Ranks:
                     core_dumped=status.core_dumped,
                     oom=status.oom,
                     rusage=status.rusage,
-                    left=tuple(f"{one.pid} ({one.command})" for one in left[:_LEFT]),
                     broken=broken,
                     last_words=_fitting(last_words),
                     stacks=_fitting(stacks),
@@ -296,9 +297,8 @@ class Ranks:
         size = int(rank.env.get("LOCAL_WORLD_SIZE", len(order.ranks)))
         share = max(1, int(usable_processors() // size))
         defaults = {"OMP_NUM_THREADS": str(share)}
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            if (interface := self._interface()) and not os.environ.get(name):
-                defaults[name] = interface
+        if interface := self._interface():
+            defaults |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface)
         return LaunchSpec(
             entry=rank.entry,
             payload=rank.payload,
@@ -348,9 +348,13 @@ class Ranks:
             self._report(Swept())
             return
 
-
-def _spawn(act: Callable[[], None], what: str) -> None:
-    threading.Thread(target=act, name=f"phalanx-{what}", daemon=True).start()
+    def _spawn(self, act: Callable[[], None], what: str) -> None:
+        """Have *act* run on a thread of its own, as soon as one is to be had."""
+        try:
+            threading.Thread(target=act, name=f"phalanx-{what}", daemon=True).start()
+        except RuntimeError:  # the limit of threads is reached
+            again = partial(self._spawn, act, what)
+            self._launcher.loop.call_at(time.monotonic() + _AGAIN, again)
 
 
 def _label(rank: RankLaunch) -> str:

@@ -115,10 +115,12 @@ class NodeStarter:
 
     def _exited(self, _pid: int | None, reason: ExitReason) -> bool:
         # Not on the loop's thread: a sweep takes its time.
-        self._sweeper = threading.Thread(
-            target=partial(self._end, str(reason)), name="phalanx-node-sweep", daemon=True
-        )
-        self._sweeper.start()
+        end = partial(self._end, str(reason))
+        self._sweeper = threading.Thread(target=end, name="phalanx-node-sweep", daemon=True)
+        try:
+            self._sweeper.start()
+        except RuntimeError:  # the limit of threads is reached, maybe by what is to be swept
+            end()
         return False
 
     def _end(self, why: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.node_groups import (
@@ -18,10 +21,22 @@ from tests.support.node_groups import (
     last_pulse,
     seconds_until,
 )
-from tests.support.processes import is_alive, wait_until
+from tests.support.processes import LONG, is_alive, wait_until
 
-from phalanx.cluster.link.messages import Kill, Launch, NodeOrder, RankLaunch, Signal, Stacks
-from phalanx.runtime import EventLoop, procfs
+from phalanx.cluster.link.messages import (
+    Ended,
+    Kill,
+    Launch,
+    Message,
+    NodeOrder,
+    RankLaunch,
+    Signal,
+    Stacks,
+    Started,
+)
+from phalanx.cluster.node_process.output import OutputWindow
+from phalanx.cluster.node_process.ranks import Ranks
+from phalanx.runtime import EventLoop, Launcher, procfs
 
 Make = Callable[..., Cluster]
 SOON = 5.0  # seconds for what takes a tenth of one on an idle machine
@@ -76,6 +91,93 @@ def test_orders_for_an_earlier_incarnation_do_nothing(cluster: Cluster, tmp_path
     end, _ = cluster.told.wait("Ended", 0)
 
     assert (ended(end).incarnation, ended(end).signal) == (2, signal.SIGTERM)
+
+
+def test_a_node_has_descriptors_for_more_ranks_than_its_soft_limit_allows_which_these_have(
+    cluster_of: Make,
+) -> None:
+    few = ("sh", "-c", 'ulimit -Sn 64; exec "$@"', "sh")
+    cluster = cluster_of(prefix=lambda _: few)
+    cluster.open(1)
+
+    cluster.start(0, "files", ranks=tuple(range(16)))  # each takes four while it is started
+
+    cluster.told.wait("Ended", 0, 16)
+    assert {ended(end).code for end, _ in cluster.told.of("Ended", 0)} == {64}
+
+
+def test_what_a_node_at_its_limit_of_threads_has_to_do_is_done_when_there_is_one(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: queue.Queue[Message] = queue.Queue()
+    ranks = Ranks(launcher, told.put, str, OutputWindow(1.0))
+    wanted, start = {"phalanx-launch", "phalanx-reap"}, threading.Thread.start
+
+    def refuse_first(thread: threading.Thread) -> None:
+        if thread.name in wanted:
+            wanted.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_first)
+    ranks.launch(launch_of("leave", 1))
+
+    assert isinstance(told.get(timeout=LONG), Started)
+    assert ended(told.get(timeout=LONG)).code == 0
+    assert not wanted
+
+
+class Devices:
+    """Stands for `NodeDevices`; gives none back while the next incarnation may lease them.
+
+    Attributes:
+        did: What has been done for which incarnation.
+    """
+
+    def __init__(self) -> None:
+        self.did: list[tuple[str, int]] = []
+        self._is_leased_again = threading.Event()
+
+    def lease(self, ranks: Sequence[RankLaunch], *_how: object) -> dict[int, Any]:
+        self.did.append(("lease", ranks[0].incarnation))
+        if ranks[0].incarnation > 1:
+            self._is_leased_again.set()
+        return {}
+
+    def give_back(self, rank: int, incarnation: int, pid: int | None) -> None:
+        self._is_leased_again.wait(0.3)
+        self.did.append(("give back", incarnation))
+
+
+def test_a_rank_is_started_anew_once_the_devices_of_the_one_before_it_are_given_back(
+    launcher: Launcher,
+) -> None:
+    told: queue.Queue[Message] = queue.Queue()
+    ranks: Any = Ranks(launcher, told.put, str, OutputWindow(1.0))
+    ranks._devices = devices = Devices()
+    ranks.launch(launch_of("stay", 1))
+    assert isinstance(told.get(timeout=LONG), Started)
+
+    ranks.signal(Kill(rank=0, incarnation=1))
+    ranks.launch(launch_of("leave", 2))
+
+    incarnations = {1, 2}
+    while incarnations:
+        if isinstance(end := told.get(timeout=LONG), Ended):
+            incarnations.remove(end.incarnation)
+    assert devices.did[:3] == [("lease", 1), ("give back", 1), ("lease", 2)]
+
+
+def launch_of(entry: str, incarnation: int) -> Launch:
+    """Return the order to launch rank 0."""
+    rank = RankLaunch(
+        rank=0,
+        incarnation=incarnation,
+        entry=f"tests.support.node_ranks:{entry}",
+        label="tp/0",
+        payload=b"0",
+    )
+    return Launch(number=incarnation, ranks=(rank,))
 
 
 def test_a_launch_that_fails_is_told_and_leaves_nothing_as_is_one_of_a_rank_that_runs(

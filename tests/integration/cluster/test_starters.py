@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -88,6 +89,31 @@ def test_a_starter_is_closed_when_its_sweep_is_over_which_would_end_the_next_nod
     go_on.set()
     closing.join(LONG)
     assert gone.is_set()
+
+
+def test_the_end_of_a_node_is_told_though_no_thread_is_to_be_had_for_its_sweep(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: queue.Queue[tuple[str, bool]] = queue.Queue()
+    starter = NodeStarter(
+        loop, ORDER, on_key=lambda _: None, on_gone=lambda why, swept: gone.put((why, swept))
+    )
+    starter.start()
+    assert starter.pid is not None
+    start = threading.Thread.start
+
+    def refuse_sweeps(thread: threading.Thread) -> None:
+        if thread.name == "phalanx-node-sweep":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_sweeps)
+    kill(starter.pid)
+
+    why, is_swept = gone.get(timeout=LONG)
+    assert "SIGKILL" in why
+    assert is_swept
+    starter.close(time.monotonic() + SOON)
 
 
 def test_a_new_node_ends_what_one_before_it_at_its_place_has_left() -> None:
