@@ -17,7 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.cluster.link.handshake import why_unfit
-from phalanx.cluster.link.messages import MACHINE, Greeting, Leave, NodeOrder, Swept
+from phalanx.cluster.link.messages import (
+    MACHINE,
+    Greeting,
+    Launch,
+    Leave,
+    NodeOrder,
+    NotStarted,
+    Swept,
+)
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import (
     HELD,
@@ -148,8 +156,15 @@ class NodeOwner:
         """Send a message to a node that serves; one that is lost gets none."""
 
         def send() -> None:
-            if self.nodes.find(number, *HELD):
+            if not self.nodes.find(number, *HELD):
+                return
+            try:
                 self._gateway.send(number, message)
+            except OSError as error:
+                if not isinstance(message, Launch):
+                    raise
+                why = f"its order was not sent: {error}"
+                self._listener.received(number, NotStarted(number=message.number, error=why))
 
         self._loop.post(send)
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .messages import Message
 
 
+_SHORT = 16 * 1024  # bytes of a message that takes no descriptor on its way
+
+
 class GatewayEvents(Protocol):
     """Callbacks of the gateway, on the event loop's thread. Times are monotonic."""
 
@@ -81,8 +84,14 @@ class NodeGateway(Gateway):
         self._send({"admit": number, "key": key})
 
     def send(self, number: int, message: Message) -> bool:
-        """Send *message* to a node; False if there is no process to send it."""
+        """Send *message* to a node; False if there is no process to send it.
+
+        Raises:
+            OSError: it is long, and there is no descriptor or no memory for it.
+        """
         parts = encode(message)
+        if len(parts) == 1 and len(parts[0]) <= _SHORT:
+            return self._send({"to": number, "message": parts[0].decode()})
         order = {"to": number, "sizes": [len(part) for part in parts]}
         with os.fdopen(os.memfd_create("phalanx-message"), "wb") as file:
             file.writelines(parts)

@@ -153,13 +153,12 @@ class NodeGatewayProcess(GatewayProcess):
             case {"forget": number}:
                 self._nodes.pop(f"node {number}", None)
                 self._authenticator.dismiss(f"node {number}".encode())
+            case {"to": number, "message": text}:
+                self._put(number, [text.encode()], now)
             case {"to": number} if not fds:  # no descriptor was free for its message
                 self._tell({"stray": number, "why": "an order to it was lost: too many open files"})
             case {"to": number, "sizes": sizes}:
-                parts = _cut(fds, sizes)
-                if (known := self._nodes.get(f"node {number}")) is not None:
-                    known.outbox.put(parts)
-                    self._send_waiting(known, now)
+                self._put(number, _cut(fds, sizes), now)
             case _:
                 super()._obey(order, fds, now)
 
@@ -219,10 +218,10 @@ class NodeGatewayProcess(GatewayProcess):
                 self._tell({"from": node.number, "at": now}, parts[0])
             case Greeting() if route == node.route:
                 self._tell({"stray": node.number, "why": "it has greeted twice"})
-            case Beat(number=number) if node.route is not None:
+            case Beat(number=number):
                 if route != node.route:
                     node.second = route
-                if not node.is_silenced:
+                if node.route is not None and not node.is_silenced:  # else it overtook the greeting
                     node.answered_at = now
                     self._new_beats[node.number] = now
                     self._reply(route, Answer(number=number))
@@ -245,6 +244,11 @@ class NodeGatewayProcess(GatewayProcess):
             self._messages.post([route, *encode(message)])
             return True
         return False
+
+    def _put(self, number: int, parts: Sequence[bytes], now: float) -> None:
+        if (node := self._nodes.get(f"node {number}")) is not None:
+            node.outbox.put(parts)
+            self._send_waiting(node, now)
 
     def _send_waiting(self, node: _Node, now: float) -> None:
         while (parts := node.outbox.next(now)) is not None:

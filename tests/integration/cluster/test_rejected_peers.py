@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import resource
 import signal
 import socket
 import threading
@@ -166,6 +167,25 @@ def test_a_second_connection_of_a_node_brings_beats_and_nothing_else(
     assert not second.link.socket.poll(300)
 
 
+def test_a_beat_that_overtakes_the_greeting_of_its_node_does_it_no_harm(
+    gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
+) -> None:
+    node = peer_of()
+    second = peer_of(key=node.link)
+    gateway.admit(1, node.link.public)
+    node.connect()
+    second.connect()
+
+    second.link.send(Beat(number=1))  # while the greeting is sent again, which was lost
+    gateway.ask(1)
+    assert told.next()[0] == "asked"
+    node.link.send(GREETING)
+
+    assert told.next()[:2] == ("received", 1)
+    assert is_served(second, 2)
+    assert is_served(node, 3)
+
+
 def test_a_stranger_is_told_of_though_a_node_has_two_connections(
     node: Peer, gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
 ) -> None:
@@ -237,6 +257,21 @@ def test_orders_pass_a_long_launch_and_one_that_is_withdrawn_is_not_sent_on(
     node.link.send(Taken())
     gateway.send(1, launch(8))
     assert node.receive() == launch(8)
+
+
+def test_a_short_order_is_sent_though_the_driver_has_no_descriptor_free(
+    node: Peer, gateway: NodeGateway
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        assert gateway.send(1, Leave())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert node.receive() == Leave()
 
 
 def test_an_order_whose_message_was_lost_for_want_of_a_descriptor_loses_its_node_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from phalanx.cluster.driver.node_owner import NodeOwner
 from phalanx.cluster.link.handshake import greeting_of
-from phalanx.cluster.link.messages import Leave, Message, NodeOrder, Started, Swept
+from phalanx.cluster.link.messages import (
+    Launch,
+    Leave,
+    Message,
+    NodeOrder,
+    NotStarted,
+    Started,
+    Swept,
+)
 from phalanx.cluster.nodes.decide import NodeLimits
 from phalanx.cluster.nodes.lease import over_at
 from phalanx.runtime import Timer
@@ -347,6 +356,24 @@ def test_what_a_lost_node_says_of_its_ranks_is_not_told(world: World) -> None:
     world.owner.send(0, Leave())
 
     assert world.told() == []
+
+
+def test_a_launch_whose_order_cannot_be_sent_has_failed_and_the_reason_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int, message: Message) -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    answers: list[Message] = []
+    monkeypatch.setattr(world, "send", refuse)
+    monkeypatch.setattr(world, "received", lambda _, answer: answers.append(answer), raising=False)
+
+    world.owner.send(0, Launch(number=7, ranks=()))
+
+    (answer,) = answers
+    assert isinstance(answer, NotStarted)
+    assert answer.number == 7
+    assert "Too many open files" in answer.error
 
 
 def test_close_ends_what_serves_and_gives_back_what_does_not_yet(world: World) -> None:
