@@ -222,6 +222,7 @@ class BrokeredEngine:
                 lost, self._nodes, self._new = self._nodes, {}, []
                 self._leaving.clear()
             self._failure = self._failure or why
+            self._shortage = self._shortage or why
             self._changed.notify_all()
             was_reached = self._cluster is not None
         self._is_telling = True

@@ -219,27 +219,32 @@ class NodePool:
         wait *begins*, `node_wait` runs from now on.
         """
         with self._changed:
-            before = {rank: node for rank, node in self._at.items() if rank < size}
-            lost = {node.number for node in self._nodes() if node.state is NodeState.LOST}
-            unfenced = sorted({before[r] for r in ranks if before.get(r) in lost})
             self._size = size
-            self._request(begins=begins)
-            if unfenced:
-                return f"{self._names(unfenced)} to be fenced"
-            held, asked = self._held(), set(ranks)
-            placed_now = [r for r in range(size) if r in asked or before.get(r) in held]
-            placed = place(placed_now, dict.fromkeys(held, self._ranks_per_node), before)
-            if placed is None:
-                return f"{self._nodes_for(size)} nodes, of which {len(held)} serve"
-            suspects = sorted({placed[r] for r in ranks if held[placed[r]] is NodeState.SUSPECT})
-            if suspects:
-                return f"{self._names(suspects)} to be heard"
-            self._at = {**before, **placed}  # the others get a node when they are to be started
-            self._reservations = [
-                each for each in self._reservations if not each.is_confirmed or each.size != size
-            ]
-            self._let_idle_go()
-            return ""
+            missing = self._place(size, ranks)
+            self._request(begins=begins and bool(missing))  # else it puts off no other's limit
+            if not missing:
+                self._let_idle_go()
+            return missing
+
+    def _place(self, size: int, ranks: Sequence[int]) -> str:
+        before = {rank: node for rank, node in self._at.items() if rank < size}
+        lost = {node.number for node in self._nodes() if node.state is NodeState.LOST}
+        unfenced = sorted({before[r] for r in ranks if before.get(r) in lost})
+        if unfenced:
+            return f"{self._names(unfenced)} to be fenced"
+        held, asked = self._held(), set(ranks)
+        placed_now = [r for r in range(size) if r in asked or before.get(r) in held]
+        placed = place(placed_now, dict.fromkeys(held, self._ranks_per_node), before)
+        if placed is None:
+            return f"{self._nodes_for(size)} nodes, of which {len(held)} serve"
+        suspects = sorted({placed[r] for r in ranks if held[placed[r]] is NodeState.SUSPECT})
+        if suspects:
+            return f"{self._names(suspects)} to be heard"
+        self._at = {**before, **placed}  # the others get a node when they are to be started
+        self._reservations = [
+            each for each in self._reservations if not each.is_confirmed or each.size != size
+        ]
+        return ""
 
     @contextmanager
     def reserve_machines(self, size: int) -> Generator[Reservation]:
@@ -416,7 +421,8 @@ class NodePool:
                 owner.send(node, order)
             while launch.waits_for and not launch.error:
                 if time.monotonic() >= deadline:
-                    launch.error = "it took too long"
+                    silent = self._names(sorted({*launch.waits_for.values()}))
+                    launch.error = f"{silent}: no answer in {within:.0f} s"
                 elif not is_wanted():
                     launch.error = "it was given up"
                 else:
@@ -462,6 +468,7 @@ class NodePool:
         """See `NodeListener`."""
         with self._changed:
             self._greetings[number] = greeting
+            self._let_idle_go()  # it may have been requested by what has been given up meanwhile
             self._changed.notify_all()
         self._send(number, Warm(preload=self._preload, env=self._env))
         self._happened(partial(NodeJoined), number)

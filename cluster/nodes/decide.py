@@ -382,7 +382,7 @@ def time_passed(nodes: Nodes, at: float) -> NodeDecision:
 
 
 def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
-    limits, number = nodes.limits, node.number
+    limits, number, silence = nodes.limits, node.number, at - node.last_received_at
     match node.state:
         case NodeState.ASKED:
             # The request stays, as a spare may come late. Reported once until the need changes.
@@ -391,13 +391,13 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
         case NodeState.JOINING:
             return _not_joined(nodes, number, f"its node has not greeted in {limits.join:g} s", at)
         case NodeState.UP:
-            return suspect_reported(
-                nodes, number, f"silent for {at - node.last_received_at:.1f} s", at
-            )
+            return suspect_reported(nodes, number, f"silent for {silence:.1f} s", at)
         case NodeState.SUSPECT:
-            return _lose(nodes, node, f"silent for {at - node.last_received_at:.1f} s", at)
+            return _lose(nodes, node, f"silent for {silence:.1f} s", at)
         case NodeState.LOST:
             return nodes.without(number), (Fenced(number, "its lease is over"),)
+        case NodeState.ASIDE if silence >= limits.lease:  # it was not looked at meanwhile
+            return _lose(nodes, node, f"silent for {silence:.1f} s", at)
         case NodeState.ASIDE:
             node = replace(node, state=NodeState.UP, since=at)
             return nodes.with_(node), (Admit(number),)

@@ -5,8 +5,8 @@ answered beat was *sent*, not from the moment at which the answer arrived, which
 transit for long. So the driver's machine, which knows when its last answer left, can compute a time
 after which the node has ended its ranks, without a message from it.
 
-Each side measures on its own clock, one that goes on while the machine is suspended
-(``CLOCK_BOOTTIME``); two clocks may differ in rate by `DRIFT`.
+Each side measures on its own clock; two clocks may differ in rate by `DRIFT`. That of the node goes
+on while its machine is suspended (``CLOCK_BOOTTIME``); that of the driver need not.
 
 Source: C. Gray, D. Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file
 cache consistency", SOSP 1989.

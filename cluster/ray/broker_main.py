@@ -250,6 +250,7 @@ class Broker:
             .options(
                 num_cpus=needs.pop("CPU", 0),
                 num_gpus=needs.pop("GPU", 0),
+                memory=needs.pop("memory", None),
                 resources=needs,
                 max_restarts=0,
                 max_concurrency=_THREADS,

@@ -116,6 +116,7 @@ def test_a_node_asked_for_while_no_broker_can_be_started_is_offered_by_the_next(
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     kill(engine.pid)
     assert [each[:2] for each in told.next()] == [("gone", 0)]
+    assert engine.shortage().startswith("the broker has ended: killed")
     engine.reserve(1, told)
 
     assert failed.wait(60)

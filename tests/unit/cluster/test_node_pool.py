@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from tests.support.processes import LONG, start_thread, wait_until
 
 from phalanx.cluster.driver.node_pool import NodePool
 from phalanx.cluster.driver.options import ClusterOptions
 from phalanx.cluster.link.handshake import greeting_of
+from phalanx.cluster.link.messages import NotStarted, RankLaunch, Withdraw
 from phalanx.cluster.nodes import decide
 from phalanx.cluster.nodes.decide import Nodes
 from phalanx.supervision import NoNode, RuntimeFault
@@ -42,6 +45,7 @@ class World:
         )
         self.pool._owner = this
         self.pool._ranks_per_node = 1
+        self.pool._size = nodes
         for number in range(nodes):
             self.join(number)
         self.did.clear()
@@ -62,6 +66,9 @@ class World:
 
     def post(self, callback: Callable[[], None]) -> None:
         self.posted.append(callback)
+
+    def want(self, number: int, *, begins: bool = False) -> None:
+        self.did.append(("want", number, begins))
 
     def lose(self, number: int, why: str, *, counts_against_machine: bool) -> None:
         counts = {"counts_against_machine": counts_against_machine}
@@ -117,6 +124,19 @@ def test_a_rank_whose_node_is_well_waits_for_no_other_node() -> None:
     assert world.pool.place(2, (1,)) == "2 nodes, of which 1 serve"
 
 
+def test_a_start_that_waits_for_no_machine_puts_off_no_limit_of_one_that_does() -> None:
+    world = World(2)
+    assert world.pool.place(2, (0, 1)) == ""
+    world.lose(1, "silent", counts_against_machine=True)
+    world.fence(1)
+    world.did.clear()
+
+    assert world.pool.place(2, (1,), begins=True) == "2 nodes, of which 1 serve"
+    assert world.pool.place(2, (0,), begins=True) == ""
+
+    assert world.did == [("want", 2, True), ("want", 2, False)]
+
+
 def test_machines_of_a_resize_that_is_given_up_are_let_go() -> None:
     world = World(1)
     assert world.pool.place(1, (0,)) == ""
@@ -128,6 +148,17 @@ def test_machines_of_a_resize_that_is_given_up_are_let_go() -> None:
         assert world.asked("leave") == []
 
     assert world.asked("want") == [1, 3, 3, 1]
+    assert world.asked("leave") == [1]
+
+
+def test_a_machine_of_a_resize_that_is_given_up_before_its_node_serves_is_let_go_then() -> None:
+    world = World(1)
+    assert world.pool.place(1, (0,)) == ""
+    with world.pool.reserve_machines(2):
+        pass
+
+    world.join(1)
+
     assert world.asked("leave") == [1]
 
 
@@ -176,6 +207,36 @@ def test_what_is_short_is_told_to_each_that_waits_for_it() -> None:
                 world.pool.await_machines(each, None, lambda: True)
             errors.append(caught.value)
     assert errors[0] is not errors[1]
+
+
+def test_a_launch_that_is_not_answered_in_time_fails_and_names_the_nodes() -> None:
+    world = World(2)
+    assert world.pool.place(2, (0, 1)) == ""
+    ranks = [RankLaunch(rank=rank, incarnation=1, entry="m:f", label="tp") for rank in (0, 1)]
+    nothing: Any = None
+    told: list[str] = []
+
+    def launch() -> None:
+        with pytest.raises(RuntimeFault) as caught:
+            world.pool.launch(
+                ranks,
+                {},
+                on_exit=nothing,
+                on_output=nothing,
+                deadline=time.monotonic(),
+                is_wanted=lambda: True,
+            )
+        told.append(str(caught.value))
+
+    thread = start_thread(launch)
+    wait_until(lambda: sum(isinstance(each[-1], Withdraw) for each in world.did) == 2)
+    for number in (1, 2):
+        world.pool.received(number - 1, NotStarted(number=number, error="it was withdrawn"))
+    thread.join(LONG)
+
+    host = GREETING.host
+    nodes = f"node 0 ({host}), node 1 ({host})"
+    assert told == [f"the ranks were not started: {nodes}: no answer in 0 s"]
 
 
 def test_nothing_is_requested_once_the_pool_is_closed() -> None:

@@ -135,6 +135,9 @@ def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for(
     assert actions[-2:] == (PutAside(2, at + 600.0), AskForNode(3))
     assert len(actions) == 2 + (slots[0] == slots[1])  # it has ended what was left in its slot
     assert Admit(2) in pass_time(decide.beat_received(nodes, 2, at + 599.0)[0], at + 600.0)[1]
+    _, actions = pass_time(nodes, at + 600.0)  # it has been silent all the while
+    assert Admit(2) not in actions
+    assert Lose(2, "silent for 600.0 s") in actions
 
 
 @pytest.mark.parametrize(("apart", "counts_against_machine"), [(601.0, True), (1.0, False)])
