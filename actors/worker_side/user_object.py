@@ -20,9 +20,11 @@ from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import load_factory
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.runtime import (
+    Frame,
     Kind,
     LargeFrame,
     ProgressPage,
+    RemoteFailure,
     ServerSpan,
     Stamp,
     Telemetry,
@@ -215,6 +217,8 @@ class WorkerHost:
         frame = self._link.receive()
         if not isinstance(frame, LargeFrame) or frame.kind != Kind.RESTORE or not frame.fds:
             msg = "the control socket did not carry the state to restore"
+            if isinstance(frame, Frame) and frame.kind == Kind.RESTORE:
+                msg = f"the state to restore was lost: {RemoteFailure.read(frame).message}"
             raise RuntimeFault(msg)
         self._link.tell(Kind.RESTORING)
         try:

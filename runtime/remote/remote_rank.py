@@ -270,10 +270,12 @@ class RemoteRank:
                 error = broken
         if error is not None:
             frame.drop()
+            head = (0, 0, 0, frame.epoch, frame.call_id, 0, 0)
             if frame.kind == Kind.CALL:
                 self._ended_call(frame.call_id, served=False)
-                head = (0, 0, 0, frame.epoch, frame.call_id, 0, 0)
                 self.data.send(error_packet(error, head, self._incarnation))
+            elif frame.kind == Kind.RESTORE:  # the rank waits for it
+                self.line.send_packet(lane, error_packet(error, head, 0, Kind.RESTORE))
             return False
         return True
 

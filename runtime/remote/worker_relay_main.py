@@ -209,6 +209,8 @@ class _WorkerSlot:
             if kind == Kind.CALL:
                 packet = error_packet(error, delivery.head, self._incarnation)
                 self.line.send_packet(Lane.DATA, packet)
+            elif kind == Kind.RESTORE:  # the worker waits for it
+                sock.send(error_packet(error, delivery.head, 0, kind))
 
     def close(self) -> None:
         """Let the worker go."""

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import pickle
 import resource
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress
 
-from phalanx.runtime import EVERY_RANK, Frame, Kind, LargeFrame, Payload
+from phalanx.runtime import (
+    EVERY_RANK,
+    Frame,
+    Kind,
+    LargeFrame,
+    Payload,
+    RemoteFailure,
+    Runtime,
+    WorkerRelay,
+)
 from phalanx.runtime.remote.gateway import PeerRejected
-from phalanx.runtime.remote.link import Lane
+from phalanx.runtime.remote.link import Delivery, Lane
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
+from phalanx.runtime.wire.packet_decoder import receive, send
 from phalanx.runtime.wire.packet_encoder import write_file
 from phalanx.supervision import RuntimeFault
 
@@ -101,9 +114,64 @@ def test_a_body_for_which_no_descriptor_is_free_is_that_calls_error(
     serves(first, mine, 2)
 
 
-def keep_descriptors(driver: Driver, number: int) -> None:
-    """Have the gateway of *driver* find so many descriptors free, and no more."""
-    pid = driver.gateway.pid
+def test_a_rank_is_told_that_the_state_it_restores_was_lost_on_the_way(
+    driver_of: Callable[[Zmq], Driver], joined: Joined
+) -> None:
+    driver = driver_of(Zmq())
+    slot, rank = joined(driver)
+    keep_descriptors(driver, 0)
+
+    send_state(slot.control)
+
+    told = rank.next()
+    assert isinstance(told, Delivery)
+    assert (told.lane, told.head[1]) == (Lane.CONTROL, Kind.RESTORE)
+    failure = pickle.loads(told.body)
+    assert "no descriptor was free" in failure.message
+
+
+def test_a_worker_is_told_that_the_state_it_restores_found_no_room_on_its_machine(
+    driver: Driver, runtime: Runtime
+) -> None:
+    relay = WorkerRelay(runtime.launcher, "relay")
+    slot = driver.add_rank()
+    with contextlib.closing(relay):
+        (beside,) = relay.open_slots(
+            slot.address.invitation,
+            [(slot.address.number, 1)],
+            deadline=time.monotonic() + LONG,
+            is_wanted=lambda: True,
+        )
+        fds = beside.worker_fds()
+        with (
+            socket.socket(fileno=os.dup(fds["data"])) as data,
+            socket.socket(fileno=os.dup(fds["control"])) as control,
+        ):
+            beside.close()
+            data.send(Payload.of(None).packet(Kind.HELLO, epoch=1, call_id=0, incarnation=1))
+            assert isinstance(slot.next(), Frame)
+            keep_descriptors(relay, 0)
+
+            send_state(slot.control)
+
+            control.settimeout(LONG)
+            told = receive(control)
+    assert isinstance(told, Frame)
+    assert told.kind == Kind.RESTORE
+    assert "Too many open files" in RemoteFailure.read(told).message
+
+
+def send_state(control: socket.socket) -> None:
+    """Send a rank a state to restore."""
+    size = 32 * 1024
+    payload = Payload.in_file(write_file([memoryview(bytes(size))], [0], size), size)
+    send(control, payload.packet(Kind.RESTORE, epoch=1, call_id=0), payload.file)
+    payload.close()
+
+
+def keep_descriptors(process: Driver | WorkerRelay, number: int) -> None:
+    """Have the gateway of a driver, or a relay, find so many descriptors free, and no more."""
+    pid = process.gateway.pid if isinstance(process, Driver) else process.pid
     assert pid is not None
     used = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     free = (number for number in itertools.count() if number not in used)
