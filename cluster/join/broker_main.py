@@ -217,7 +217,8 @@ class Broker:
                 if self._started.get(number) == route:
                     self._tell(node=number, gone=why, swept=swept)
             case _:
-                why = "the driver has another phalanx: install the same version on both"
+                why = "driver and machine have different versions of phalanx: install one on both"
+                self._refused("", why)
                 self._post(route, encode(Fenced(why=why)))
 
     def _offer(self) -> None:

@@ -247,4 +247,5 @@ class _Machine:
 
 
 def _say(what: str) -> None:
-    sys.stderr.write(f"phalanx node: {what}\n")
+    with suppress(OSError):  # a full disk, or a reader that has gone, ends no node
+        sys.stderr.write(f"phalanx node: {what}\n")

@@ -29,6 +29,12 @@ OTHER_VERSION = (
     "import sys; from phalanx.cli import main; from phalanx.cluster.link import handshake;"
     "handshake.installed_version = lambda package: '9.9'; sys.exit(main(sys.argv[1:]))"
 )
+OTHER_GREETING = (
+    "import sys; from phalanx.cli import main;"
+    "from phalanx.cluster.link import messages, node_link;"
+    "encode = lambda message: [messages.encode(message)[0].replace(b'kernel', b'core')];"
+    "node_link.encode = encode; sys.exit(main(sys.argv[1:]))"
+)
 
 
 def broker_of(driver: int) -> int:
@@ -62,6 +68,18 @@ def test_ranks_are_on_the_machines_that_have_joined_and_the_commands_end_with_th
     group.close()
     assert [command.ended() for command in commands] == [0, 0]
     assert all(command.says("has ended") for command in commands)
+
+
+def test_a_command_that_finds_no_room_for_what_it_says_serves_all_the_same(
+    site: Site, runtime: Runtime
+) -> None:
+    command = site.join(prefix=("sh", "-c", 'exec "$@" 2>/dev/full', "sh"))
+
+    group = site.group(Echo, 1, runtime)
+
+    assert group.collective_rpc("rank") == [0]
+    group.close()
+    assert command.ended() == 0
 
 
 def test_modules_in_the_working_folder_take_the_place_of_none_of_ours_and_ranks_import_them(
@@ -369,14 +387,17 @@ def test_another_key_and_other_versions_are_refused_on_both_sides_and_the_next_o
 
     wrong = site.join(key=Site.new_key(tmp_path, "other"))
     other = site.join(program=(sys.executable, "-c", OTHER_VERSION))
+    older = site.join(program=(sys.executable, "-c", OTHER_GREETING))
 
-    assert [wrong.ended(), other.ended()] == [1, 1]
+    assert [wrong.ended(), other.ended(), older.ended()] == [1, 1, 1]
     assert wrong.says("has another key")
     assert other.says("has phalanx 9.9, and the driver")
-    wait_until(lambda: len(site.of(PeerRejected)) >= 2)
+    assert older.says("different versions of phalanx")
+    wait_until(lambda: len(site.of(PeerRejected)) >= 3)
     whys = " ".join(each.why for each in site.of(PeerRejected))
     assert "has another key" in whys
     assert "has phalanx 9.9" in whys
+    assert "different versions of phalanx" in whys
     assert group.collective_rpc("rank") == [0]
     spare = site.join()
     wait_until(lambda: [each.state for each in group.status().nodes] == ["up", "up"])
