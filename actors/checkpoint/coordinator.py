@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.calls.call import Call, Shape, check_timeout, options_of
 from phalanx.actors.spec.worker import declared_limit
-from phalanx.runtime import Flag, Kind, LargeFrame, OwnedLock, RemoteFailure, descriptors, encode
+from phalanx.runtime import Kind, LargeFrame, OwnedLock, RemoteFailure, descriptors, encode
 from phalanx.supervision import RuntimeFault, Strategy
 
 from .snapshot_store import Snapshot, SnapshotStore
@@ -154,17 +154,15 @@ class CheckpointCoordinator:
                 self.store.note_stray()  # it may have left a file
                 self._changed(None)
             elif frame.kind == Kind.NOT_SAVED:
-                failure = snapshot.failures[rank] = RemoteFailure.read(frame)
-                if self._observer is not None:
-                    self._observer.failed(rank, snapshot.number, failure)
-            elif frame.flags & Flag.LOST:
-                frame.drop()  # so the part is missing when the call is answered
+                self._failed(snapshot, rank, RemoteFailure.read(frame))
             elif isinstance(frame, LargeFrame) and frame.fds:
                 file = descriptors.own(frame.fds.pop())
                 snapshot.parts[rank] = file, os.fstat(file).st_size
             else:
-                with contextlib.suppress(Exception):  # as above
+                try:
                     snapshot.parts[rank] = -1, frame.value()
+                except Exception as error:  # noqa: BLE001  # lost on the way: no descriptor was free
+                    self._failed(snapshot, rank, RemoteFailure.of(error))
 
     def answered(self, rank: int, wire: int) -> None:
         """Note that *rank* has answered the call *wire*."""
@@ -245,6 +243,12 @@ class CheckpointCoordinator:
         )
 
     # --- inside -------------------------------------------------------------------------
+
+    def _failed(self, snapshot: Snapshot, rank: int, failure: RemoteFailure) -> None:
+        """Note why *rank*'s part of *snapshot* will be missing."""
+        snapshot.failures[rank] = failure
+        if self._observer is not None:
+            self._observer.failed(rank, snapshot.number, failure)
 
     def _keys(self, ranks: Collection[int]) -> Collection[int]:
         return (_GROUP,) if self._together else ranks

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.actors.spec.checkpoint_policy import Checkpoint
 from phalanx.runtime import OwnedLock, SnapshotFolder, SnapshotName, descriptors, join_snapshots
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.supervision import MessageTooLarge, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -309,7 +309,7 @@ class SnapshotStore:
         number of a snapshot that is damaged, and how.
 
         Raises:
-            RuntimeFault: there are snapshots, and all are damaged.
+            RuntimeFault: there are snapshots, and all are damaged; or memory is short.
         """
         ranks = list(ranks)
         points: dict[int, RestorePoint] = {}
@@ -344,6 +344,9 @@ class SnapshotStore:
             spread = self._together and snapshot.world_size != size
             try:
                 return self._open(snapshot, ranks, spread=spread)
+            except MessageTooLarge as error:
+                msg = f"no memory to give back snapshot {snapshot.number}: {error}"
+                raise RuntimeFault(msg) from error
             except ValueError as error:
                 snapshot.damaged = True
                 reject(snapshot.number, str(error))

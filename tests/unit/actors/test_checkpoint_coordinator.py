@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from phalanx.runtime import (
     store_snapshot,
 )
 from phalanx.runtime.checkpoint.snapshot import SnapshotName
-from phalanx.supervision import SpecError
+from phalanx.supervision import RuntimeFault, SpecError
 
 BOTH = (0, 1)
 
@@ -179,6 +180,49 @@ def test_the_time_counts_from_the_first_call_that_is_in_no_snapshot(told: list[A
         assert len(clock.timers) == 1  # nothing happens while nothing is called
         coordinator.mark(call(4), BOTH, 2)
         assert clock.timers[1][0] == 115.0
+
+
+def test_a_state_that_was_lost_on_its_way_is_said_to_be(
+    coordinator: CheckpointCoordinator, told: list[Any]
+) -> None:
+    made = call(1)
+    made.snapshots = []
+    coordinator.mark(made, BOTH, 2)
+    whole = saved(1)
+    lost = LargeFrame(Kind.SAVED, Flag.FILE | Flag.LOST, 1, 1, 1, 0, whole.body)
+    for rank, frame in zip(BOTH, (whole, lost), strict=True):
+        coordinator.on_frame(rank, frame)
+        coordinator.answered(rank, 1)
+
+    ((*what, failure),) = [each for each in told if each[0] == "failed"]
+    assert what == ["failed", 1, 1]
+    assert "no descriptor free" in failure.message
+    with pytest.raises(RuntimeFault, match="no descriptor free"):
+        coordinator.outcome(made)
+
+
+def test_a_state_for_which_memory_is_short_is_not_taken_for_damaged(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    take(coordinator, 1)
+    rejected: list[tuple[int, str]] = []
+
+    def choose() -> set[int]:
+        points = coordinator.store.choose(range(3), 3, lambda *why: rejected.append(why))
+        for point in points.values():
+            point.close()
+        return set(points)
+
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, usual[1]))
+    try:
+        with pytest.raises(RuntimeFault, match="no memory to give back snapshot 1"):
+            choose()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+    assert choose() == {0, 1, 2}
+    assert rejected == []
 
 
 def test_a_folder_without_a_complete_snapshot_is_refused_each_time(tmp_path: Path) -> None:
