@@ -179,13 +179,10 @@ class CallMethods(Generic[W]):
         size = self.layout.world_size
         each = check_per_rank("args", [()] * size if args is None else args, size)
         named = check_per_rank("kwargs", kwargs or [dict[str, Any]()] * size, size)
-        for index, values in enumerate(each):
-            if not isinstance(values, list | tuple):
-                raise SpecError(f"args[{index}]", values, "give the arguments as a tuple")
         return self._call(
             COLLECTIVE,
             method,
-            [(tuple(a), k) for a, k in zip(each, named, strict=True)],
+            [_arguments(each[rank], named[rank], f"[{rank}]") for rank in range(size)],
             timeout=timeout,
             retries=retries,
             non_block=non_block,
@@ -256,7 +253,7 @@ class CallMethods(Generic[W]):
         *,
         rank: int | None = None,
     ) -> None:
-        """Call *method* on every rank, or on one, without waiting; errors are logged."""
+        """Call *method* on every rank, or on one, without waiting for it; errors are logged."""
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("tell", timeout)
         if rank is not None:
@@ -364,8 +361,10 @@ class CallMethods(Generic[W]):
 
         def make(how: How, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             calls = self._at_once() if how == "awaitable" else self
+            declared = self._group.methods.find(name).declared
+            limit = declared.timeout if timeout is None else timeout
 
-            def call(*, timeout: float | None = timeout, non_block: bool = True) -> Any:
+            def call(*, timeout: float | None = limit, non_block: bool = True) -> Any:
                 words = (name, timeout, args, kwargs)
                 if rank is not None:
                     return calls.call(*words, rank=rank, retries=retries, non_block=non_block)
@@ -375,9 +374,6 @@ class CallMethods(Generic[W]):
                 return calls.declared_call(*words, retries=retries, non_block=non_block)
 
             if how == "awaitable":
-                limit = timeout
-                if timeout is None and rank is None and not any:
-                    limit = self._group.methods.find(name).declared.timeout
                 return outcome_of(self._group, name, limit, call)
             return call(non_block=how == "future")
 
@@ -439,15 +435,17 @@ class CallMethods(Generic[W]):
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
 
-def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the arguments of one call if that is what they are."""
+def _arguments(
+    args: object, kwargs: object, of: str = ""
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments *of* one call, or rank of it, if that is what they are."""
     whole: Any = args  # mypy and pyright narrow it differently
     if kwargs is None and isinstance(args, tuple):
         return whole, _NO_KEYWORDS
     if not isinstance(args, list | tuple):
-        raise SpecError("args", args, "give the positional arguments as a tuple")
+        raise SpecError(f"args{of}", args, "give the positional arguments as a tuple")
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise SpecError("kwargs", kwargs, "give the keyword arguments as a mapping")
+        raise SpecError(f"kwargs{of}", kwargs, "give the keyword arguments as a mapping")
     return tuple(cast("Sequence[Any]", args)), cast("Mapping[str, Any]", kwargs or {})
 
 

@@ -28,6 +28,10 @@ def test_each_shape_of_call_reaches_the_ranks_that_it_is_for(make: Make) -> None
     assert ex.collective_rpc("echo", args=([1, 2, 3],)) == [[1, 2, 3]] * 3  # no guess from a length
     with pytest.raises(SpecError, match="args"):
         ex.scatter("echo", args=[(1,)])
+    wrong: Any
+    for wrong in ({"args": [(), 0, ()]}, {"kwargs": [{}, 0, {}]}):
+        with pytest.raises(SpecError, match=r"args\[1\]=0"):
+            ex.scatter("echo", **wrong)
 
     who = [ex.submit(lambda w, i: (i, w.ctx.rank), args=(i,)) for i in range(40)]
     answers = [future.result(30) for future in who]
@@ -124,8 +128,10 @@ def test_a_proxy_has_the_workers_methods_as_they_declare_themselves(make: Make, 
         with pytest.raises(SpecError) as caught:
             ex.proxy(**wrong)
         assert caught.value.field == next(iter(wrong))
-    with pytest.raises(CallTimeout):
-        ex.proxy().wait(str(gate))
+    where: Any
+    for where in ({}, {"rank": 1}, {"any": True}):
+        with pytest.raises(CallTimeout):
+            ex.proxy(**where).wait(str(gate))
     gate.touch()
 
 
