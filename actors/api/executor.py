@@ -358,7 +358,6 @@ class Executor(CallMethods[W]):
         self.close()
 
     def __repr__(self) -> str:
-        state = self.status().state
-        return (
-            f"<Executor {self.name!r}: {self.world_size} x {self._spec.worker.__name__}, {state}>"
-        )
+        view = self._group.view  # no more: that takes no lock
+        worker = self._spec.worker.__name__
+        return f"<Executor {self.name!r}: {view.world_size} x {worker}, {view.state}>"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -127,9 +126,10 @@ class CallFuture(Future[Any]):
     @property
     def failed_rank(self) -> int | None:
         """The rank whose exception, or death, is the outcome; None for any other."""
-        if self._call.failed is not None:
-            return self._call.failed[1]
-        reports = self._call.reports if isinstance(self._call.error, WorkerDied) else ()
+        call = self._call
+        if call.error is None:
+            return None if call.failed is None else call.failed[1]
+        reports = call.reports if isinstance(call.error, WorkerDied) else ()
         return reports[-1].rank if reports else None
 
     def running(self) -> bool:
@@ -166,10 +166,8 @@ class CallFuture(Future[Any]):
 
     def _wait(self, timeout: float | None) -> None:
         call, plane = self._call, self._plane
+        plane.check_process(call)
         if not call.done:
-            if os.getpid() != plane.pid:  # no thread here would ever read the answer
-                msg = f"{call.name} was called by the parent process, which has the answer"
-                raise ExecutorClosed(msg)
             self._callbacks.check_may_wait(f"waiting for {call.name}")
             plane.check_may_enter(f"waiting for {call.name}", waits=True)
             if not plane.wait(call, None if timeout is None else plane.clock() + timeout):
@@ -190,6 +188,14 @@ class CallFuture(Future[Any]):
             except BaseException as error:  # noqa: BLE001  # it is the call's outcome
                 self._error = error
             self._decoded = True
+
+    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
+        """Return the outcome as `asyncio.wrap_future` takes it over, since Python 3.14."""
+        if self.cancelled():
+            return True, True, None, None
+        is_done = self.done()
+        error = self.exception() if is_done else None
+        return is_done, False, self._value, error
 
     def _check_not_decoding(self) -> None:
         if self._decoding.is_mine():

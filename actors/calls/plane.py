@@ -38,7 +38,7 @@ from phalanx.runtime import (
     inline_limit,
     occupied,
 )
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import ExecutorClosed, RuntimeFault
 
 from .call import COLLECTIVE, GATHER
 from .desync import DesyncMonitor
@@ -184,6 +184,12 @@ class CallPlane:
             or threading.get_ident() in self._pausing
         )
 
+    def check_process(self, call: Call) -> None:
+        """Raise unless this is the process that made *call*, where its answers are read and lie."""
+        if os.getpid() != self.pid:
+            msg = f"{call.name} was called by the parent process, which has the answer"
+            raise ExecutorClosed(msg)
+
     @uninterrupted
     def check_open(self) -> None:
         """Raise the error of new calls, if they are refused."""
@@ -285,8 +291,8 @@ class CallPlane:
                 return {}
             owing = [slot for slot in self._table if slot.sent.get(call.wire) is call]
             if call.shape is GATHER and call.wire:
-                for rank in call.missing:
-                    error = call.timed_out()
+                errors = {rank: call.timed_out() for rank in call.missing}  # each names all of them
+                for rank, error in errors.items():
                     call.answers[rank] = Outcome(rank, OutcomeKind.TIMEOUT, error=error)
                 self.withdraw(call)
             else:
@@ -300,9 +306,13 @@ class CallPlane:
     ) -> bool:
         """Withdraw *call*, or void its answers if it has been sent; False if it is done.
 
+        False as well in a forked child, whose copy of a call ends nothing.
+
         *cause* is what its caller gets in place of the outcome. *unsent_only* lets a call that has
         been sent go on, and returns False.
         """
+        if os.getpid() != self.pid:
+            return False
         if call.probe is not None and cause is not None:
             call.probe.raised(cause)
         with self.lock.asked():
@@ -318,6 +328,7 @@ class CallPlane:
     @uninterrupted
     def when_settled(self, call: Call, then: Callable[[Call], None]) -> None:
         """Run ``then(call)`` when *call* is done, on the thread that settles it: be quick."""
+        self.check_process(call)
         with self.lock.asked():
             if not call.done:
                 self._reader.watched += not call.watchers
@@ -644,7 +655,7 @@ class CallPlane:
     def _pump_after_read(self) -> None:
         """Send the calls that waited for answers, some of which have come."""
         queue = self._queue
-        if queue.everyone or queue.alone or queue.pool:
+        if queue.everyone or queue.alone or queue.pool or queue.blocked:
             self.pump()
         if self._sender.batch:
             self._sender.send_batch_if_low()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _GIVEN_UP = "the stream was closed: its consumer was cancelled, or has been collected"
+_MOST = 1 << 30  # items that a rank is allowed at once: their count takes 32 bits on its way
 _PAUSE = 1.0  # seconds that a timer may be late before it counts as a pause of this process
 
 
@@ -60,7 +61,7 @@ class StreamInbox:
     )
 
     def __init__(self, window: int, take_within: float) -> None:
-        self.window = self.granted = window
+        self.window = self.granted = min(window, _MOST)
         self.take_within = take_within
         self.since = 0.0
         self.timer: Timer | None = None
@@ -102,6 +103,7 @@ class Streams:
         If none is there yet, returns a ticket that is done when there is news; or *wake* is called
         then, on the thread that reads it.
         """
+        self._plane.check_process(call)
         inbox = call.stream
         assert inbox is not None
         with self._plane.lock.asked():
@@ -123,15 +125,17 @@ class Streams:
     @uninterrupted
     def abandon(self, call: Call) -> None:
         """End *call*'s stream and drop its items."""
-        self._plane.abandon(call)
-        with self._plane.lock.asked():
-            assert call.stream is not None
-            call.stream.items.clear()
+        if os.getpid() == self._plane.pid:  # a forked child's copy ends nothing
+            self._plane.abandon(call)
+            with self._plane.lock.asked():
+                assert call.stream is not None
+                call.stream.items.clear()
 
     def abandon_later(self, call: Call) -> None:
         """End *call*'s stream soon; takes no lock, so a finalizer may call it anywhere."""
-        self._abandoned.append(call)
-        self._reader.wake()
+        if not call.done and os.getpid() == self._plane.pid:  # as above
+            self._abandoned.append(call)
+            self._reader.wake()
 
     @uninterrupted
     def _end_abandoned(self) -> None:
@@ -219,7 +223,6 @@ class ReplyStream:
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
-        self._pid = os.getpid()
         self._ended = False
 
     def __iter__(self) -> Self:
@@ -290,7 +293,7 @@ class ReplyStream:
         self.close()
 
     def __del__(self) -> None:
-        if not self._ended and self._pid == os.getpid():  # a forked child's copy ends nothing
+        if not self._ended:
             # Collected on any thread, perhaps one that holds the plane's lock.
             self._plane.streams.abandon_later(self._call)
 
@@ -298,7 +301,10 @@ class ReplyStream:
         self._ended = True
         if self._call.span is not None:
             self._call.span.end(self._call)
-        self._call.result()
+        try:
+            self._call.result()
+        except (StopIteration, StopAsyncIteration) as error:  # the stream would look complete
+            raise RuntimeError(f"{self._call.name} raised {type(error).__name__}") from error
 
     def _decoded(self, rank: int, frame: Frame) -> Any:
         item = frame.value()

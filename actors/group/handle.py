@@ -319,10 +319,12 @@ class Group:
 
     def has_room(self) -> bool:
         """See `CallPlane.has_room`."""
+        self.check_process()
         return self.plane.has_room()
 
     def when_room(self, wake: Callable[[], None]) -> Callable[[], None] | None:
         """See `CallPlane.when_room`."""
+        self.check_process()
         return self.plane.when_room(wake)
 
     @property
@@ -337,6 +339,7 @@ class Group:
 
     def ranks(self) -> tuple[RankInfo, ...]:
         """Return its ranks, and what each is running."""
+        self.check_process()
         progress = self.plane.progress_by_rank()
         return tuple(
             _with_progress(info, progress[info.rank]) if info.rank in progress else info
@@ -345,10 +348,11 @@ class Group:
 
     def status(self) -> Status:
         """Return how the executor is doing."""
+        ranks = self.ranks()  # first: in a forked child that raises
         counts: dict[str, Any] = dict(self.plane.counts())
         return replace(
             self.view,
-            ranks=self.ranks(),
+            ranks=ranks,
             checkpoint=None if self.checkpoints is None else self.checkpoints.store.latest(),
             devices=self.devices(),
             nodes=self.nodes(),
@@ -787,12 +791,15 @@ class Group:
     def wait_closed(self, timeout: float | None) -> ExitReason | None:
         """Wait until everything has been given back; return why it ended, None at the timeout."""
         limit = None if timeout is None else check_seconds("timeout", timeout)
+        self.check_process()
         self._check_may_wait("wait_closed")
         wait_event(self.gone, limit)
         return self.exit_reason
 
     def request_close(self) -> None:
-        """Request the end, once; returns at once."""
+        """Request the end, once; returns at once. Does nothing in a forked child, like `kill`."""
+        if self._pid != os.getpid():  # where the collector may call it
+            return
         if is_holding():  # a finalizer, in the middle of something
             if not self.gone.is_set():  # else there may be no event loop
                 self.runtime.loop.post(self.request_close)
@@ -805,6 +812,8 @@ class Group:
 
     def kill(self) -> None:
         """Kill every rank and have the group end; returns at once."""
+        if self._pid != os.getpid():
+            return
         if is_holding():  # as above
             if not self.gone.is_set():
                 self.runtime.loop.post(self.kill)

@@ -64,6 +64,7 @@ def test_futures_complete_in_order_without_a_waiter(make: Make) -> None:
     assert finished.wait(30)
     assert done == list(range(50))
     assert [f.result() for f in futures] == [[i, i] for i in range(50)]
+    assert futures[7]._get_snapshot() == (True, False, [7, 7], None)  # by asyncio, since 3.14
     assert concurrent.futures.wait(futures, timeout=5).not_done == set()
 
 
@@ -133,6 +134,23 @@ def test_a_timeout_names_the_method_and_the_ranks_and_its_late_answer_is_dropped
     assert caught.value.ranks == (1,)
     assert ex.collective_rpc("rank", timeout=30) == [0, 1]
     assert ex.status().dropped_replies >= 1
+
+
+def test_a_gather_that_times_out_has_what_was_answered_and_names_all_ranks_that_are_late(
+    make: Make, gate: Path
+) -> None:
+    ex = make(world_size=3)
+
+    first, *late = ex.gather(
+        lambda w, g: w.gated(g) if w.ctx.rank else "quick", 1.0, (str(gate),), non_block=True
+    ).result(WAIT)
+    gate.touch()
+
+    assert first.get() == "quick"
+    for outcome in late:
+        with pytest.raises(CallTimeout) as caught:
+            outcome.get()
+        assert caught.value.ranks == (1, 2)
 
 
 def test_a_future_expires_without_a_waiter_and_not_by_the_timeout_of_one(

@@ -655,6 +655,58 @@ def test_a_forked_child_has_no_handler_of_its_parents_executors_and_builds_its_o
     assert done.stdout == "0 set()\n", done.stderr
 
 
+# What has arrived lies in memory of the parent, or in files that the child has not; and another
+# thread may have had a lock when it forked.
+OUTCOMES = """
+import asyncio, os, signal, threading
+from phalanx import Executor
+from phalanx.errors import ExecutorClosed
+from tests.support.workers import Echo
+
+LARGE = bytes(range(256)) * 4000
+
+async def awaited():
+    await executor.aio.call("rank", rank=0)
+
+def refused(act):
+    try:
+        act()
+    except ExecutorClosed:
+        return True
+
+with Executor(Echo, 1, launch={'preload': ()}) as executor:
+    future = executor.call("echo", args=(LARGE,), rank=0, non_block=True)
+    stream = executor.stream("echo", args=([LARGE, LARGE],), rank=0)
+    executor.call("rank", 20, rank=0)  # behind both
+    held, forked = threading.Event(), threading.Event()
+    def hold():
+        with executor._group.plane.lock.unasked:
+            held.set()
+            forked.wait()
+    threading.Thread(target=hold).start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        outcomes = future.result, future.exception, lambda: next(stream)
+        others = executor.status, executor.wait_closed, lambda: asyncio.run(awaited())
+        fails = [refused(act) for act in (*outcomes, *others)]
+        ends = [future.cancel(), future.abandon(), stream.close()]
+        ends += [executor.close(), executor.kill(), executor.request_close()]
+        assert (fails, ends) == ([True] * 6, [False] * 2 + [None] * 4), (fails, ends)
+        assert "serving" in repr(executor)
+        os._exit(0)
+    forked.set()
+    print(os.waitpid(child, 0)[1], future.result() == LARGE, list(stream) == [LARGE] * 2)
+"""
+
+
+def test_a_forked_child_gets_no_outcome_of_its_parents_calls_and_ends_nothing() -> None:
+    done = run_python("-c", OUTCOMES)
+
+    assert done.stdout == "0 True True\n", done.stderr
+
+
 # An exception at each step of making a call at which the interpreter throws one in that another
 # thread has set: after a call of a function in C, at the begin of one in Python.
 THROWN_AT = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import CancelledError
@@ -81,6 +82,9 @@ class Source(WorkerActor):
 
     def listed(self) -> list[int]:
         return [1, 2, 3]
+
+    def exhausted(self, error: Exception) -> list[int]:
+        raise error
 
     def number(self) -> int:
         return 7
@@ -165,6 +169,9 @@ def test_items_before_an_error_are_not_lost_and_the_rank_goes_on(make: Make) -> 
     assert list(executor.stream("count", WAIT, args=(0,), rank=0)) == []
     with pytest.raises(TypeError, match="not iterable"):
         list(executor.stream("number", WAIT, rank=0))
+    with pytest.raises(RuntimeError, match="exhausted raised StopIteration"):
+        list(executor.stream("exhausted", WAIT, (StopIteration(),), rank=0))
+    assert list(executor.stream("count", WAIT, (3,), rank=0, window=sys.maxsize)) == [0, 1, 2]
     assert executor.call("number", WAIT, rank=0) == 7
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
+from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN
 from tests.support.workers import wait_for
 
@@ -318,6 +319,40 @@ def test_what_gloo_raises_when_its_group_breaks_has_the_group_formed_anew(group:
     assert ex.collective_rpc("add", LONG, (3.0,)) == [6.0, 6.0]
     assert ex.status().restarts == 1
     assert "the process group is broken: rank 1 raised" in str(ex.status().reports[-1].reason)
+
+
+def test_a_death_and_not_the_rank_that_noticed_it_first_is_the_outcome(group: Make) -> None:
+    ex = group()
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    future = ex.collective_rpc("break_down", LONG, ((1,), CLOSED), non_block=True)
+    wait_until(lambda: future.failed_rank == 1)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+    error = future.exception(LONG)
+
+    # Else the death came too late to explain the exception.
+    assert future.failed_rank == (0 if isinstance(error, WorkerDied) else 1)
+
+
+def test_a_caller_that_waits_for_room_gets_it_when_the_ranks_are_in_step_again(
+    group: Make, gate: Path
+) -> None:
+    ex = group(limits={"queue_depth": 1})
+    split = ex.collective_rpc("wait_or_raise", LONG, (1, str(gate)), non_block=True)
+    with pytest.raises(ValueError, match="rank 0"):
+        split.result(LONG)
+    queued = add(ex, 1.0)
+    made: list[Any] = []
+    waiting = start_thread(lambda: made.append(add(ex, 2.0)))
+    wait_until(lambda: ex._group.plane._queue.blocked)  # nobody else is told of it
+
+    queued.abandon()
+    gate.touch()
+    waiting.join(LONG)
+
+    assert made[0].result(LONG) == [4.0, 4.0]
 
 
 @pytest.mark.parametrize(("ranks", "text"), [((0,), CLOSED), ((1,), CUDA), ((0, 1), CLOSED)])
