@@ -28,8 +28,8 @@ def test_each_shape_of_call_reaches_the_ranks_that_it_is_for(make: Make) -> None
     assert ex.collective_rpc("echo", args=([1, 2, 3],)) == [[1, 2, 3]] * 3  # no guess from a length
     with pytest.raises(SpecError, match="args"):
         ex.scatter("echo", args=[(1,)])
-    wrong: Any
-    for wrong in ({"args": [(), 0, ()]}, {"kwargs": [{}, 0, {}]}):
+    wrongs: tuple[dict[str, Any], ...] = ({"args": [(), 0, ()]}, {"kwargs": [{}, 0, {}]})
+    for wrong in wrongs:
         with pytest.raises(SpecError, match=r"args\[1\]=0"):
             ex.scatter("echo", **wrong)
 
