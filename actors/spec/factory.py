@@ -56,12 +56,15 @@ def factory_of(worker: type[WorkerActor], args: object, kwargs: object) -> bytes
         raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
     values = tuple(cast("Sequence[Any]", args))
     named = {} if kwargs is None else keywords("kwargs", kwargs)
-    encode_by_value(worker, f"worker={worker!r}")
-    for index, value in enumerate(values):
-        encode_by_value(value, f"args[{index}]={value!r}")
-    for key, value in named.items():
-        encode_by_value(value, f"kwargs[{key!r}]={value!r}")
-    return encode_by_value((worker, values, named), "the constructor's arguments")
+    try:
+        return encode_by_value((worker, values, named), "the constructor's arguments")
+    except NotPicklable:  # only then: an argument may be large, and so its text
+        encode_by_value(worker, f"worker={worker!r}")
+        for index, value in enumerate(values):
+            encode_by_value(value, f"args[{index}]={value!r}")
+        for key, value in named.items():
+            encode_by_value(value, f"kwargs[{key!r}]={value!r}")
+        raise
 
 
 def load_factory(
@@ -113,7 +116,12 @@ def keywords_of(
         except TypeError as error:
             msg = f"{worker.__qualname__}{signature} on rank {rank}: {error}"
             raise BadArguments(msg) from None
-    return encode_by_value(named, f"{field}={own!r}")
+    try:
+        return encode_by_value(named, field)
+    except NotPicklable:  # as above
+        for key, value in named.items():
+            encode_by_value(value, f"{field}[{key!r}]={value!r}")
+        raise
 
 
 def keywords(field: str, given: object) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from phalanx.supervision import SpecError, check_count, check_kind
 
+_OWN_NAMES = ("tensor", "pipeline", "prefill_context", "tp", "pp", "pcp")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -31,6 +33,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_kind("extra", self.extra, Mapping)
+        for name in self.extra:
+            if name in _OWN_NAMES:
+                raise SpecError("extra", name, f"give another name than {', '.join(_OWN_NAMES)}")
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline}
         sizes |= {"prefill_context": self.prefill_context, **self.extra}
         for name, size in sizes.items():

@@ -313,7 +313,7 @@ def check_env(field: str, env: object) -> Mapping[str, str]:
             raise SpecError(field, key, "a variable's name is text without '=' and NUL")
         if not isinstance(value, str) or "\0" in value:
             raise SpecError(f"{field}[{key!r}]", value, "a variable's value is text without NUL")
-    return cast("Mapping[str, str]", named)
+    return dict(cast("Mapping[str, str]", named))  # a copy: what is changed later is not checked
 
 
 def _set(group: object, **values: object) -> None:
@@ -613,6 +613,10 @@ def layout_for(
     layout = _layout_of(world_size, layout)
     if spec.launch.method == "inline" and world_size != 1:
         raise SpecError("world_size", world_size, 'launch="inline" has one rank')
+    for name in ("rank_env", "rank_kwargs"):
+        if (each := getattr(spec.launch, name)) and world_size > len(each):
+            remedy = f"launch.{name} has entries for {len(each)} ranks"
+            raise SpecError("world_size", world_size, remedy)
     if spec.cluster is None:
         spec.devices.check(world_size)
     together = spec.checkpoint is not None and spec.policy.strategy is not Strategy.ONE_FOR_ONE

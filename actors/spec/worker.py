@@ -7,6 +7,7 @@ the driver.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from dataclasses import dataclass, replace
@@ -116,7 +117,10 @@ class WorkerActor:
         """Run when the worker ends in good order, also by SIGTERM or `sys.exit`."""
 
     def on_failure(self, error: BaseException) -> None:
-        """Run when *error* is about to end this worker; its own exceptions are reported only."""
+        """Run when *error* is about to end this worker; its own exceptions are reported only.
+
+        A worker that lives on for longer than a second is killed.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +183,10 @@ def method(
     given: dict[str, Any] = {"idempotent": idempotent or None, **options}
 
     def mark(target: Any) -> Any:
-        known: Declared = getattr(target, _MARK, _UNDECLARED)
+        function = getattr(target, "__func__", target)  # of a static method
+        known: Declared = getattr(function, _MARK, _UNDECLARED)
         new = {name: value for name, value in given.items() if value is not None}
-        setattr(target, _MARK, replace(known, **new))
+        setattr(function, _MARK, replace(known, **new))
         return target
 
     return mark if target is None else mark(target)
@@ -280,12 +285,12 @@ class Methods:
                 known.check(args, kwargs)
             return method, known.declared
         if callable(method):
-            return getattr(method, "__qualname__", None) or repr(method), _UNDECLARED
+            return name_of(method), _UNDECLARED
         raise SpecError("method", method, "give a method's name or a callable")
 
     def declares_reply(self, name: str) -> bool:
         """Whether there is a method *name* that declares the value a proxy returns."""
-        method = inspect.getattr_static(self._worker, name, None)
+        method = getattr(self._worker, name, None)
         return _is_public(name) and getattr(method, _MARK, _UNDECLARED).reply is not None
 
     def _look_up(self, name: str) -> Method:
@@ -313,24 +318,33 @@ class Methods:
         return Method(name, signature, *_arity(signature), declared)
 
 
+def name_of(method: str | Callable[..., Any]) -> str:
+    """Return the name of calls of *method*; makes no text of what it holds, which may be large."""
+    while isinstance(method, functools.partial):
+        method = method.func
+    if isinstance(method, str):
+        return method
+    return getattr(method, "__qualname__", None) or type(method).__qualname__
+
+
 def _is_public(name: str) -> bool:
     return not name.startswith("_") and name not in HOOKS
 
 
 def _arity(signature: inspect.Signature) -> tuple[int, int | None]:
-    least, most = 0, 0
+    least, most, is_open = 0, 0, False
     for parameter in signature.parameters.values():
         match parameter.kind:
             case parameter.POSITIONAL_ONLY | parameter.POSITIONAL_OR_KEYWORD:
                 most += 1
                 least += parameter.default is parameter.empty
             case parameter.VAR_POSITIONAL:
-                return least, None
+                is_open = True
             case parameter.KEYWORD_ONLY if parameter.default is parameter.empty:
                 return -1, None
             case _:
                 pass
-    return least, most
+    return least, None if is_open else most
 
 
 class Proxy:

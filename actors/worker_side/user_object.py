@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import load_factory
-from phalanx.actors.spec.worker import WorkerActor
+from phalanx.actors.spec.worker import WorkerActor, name_of
 from phalanx.runtime import (
     Frame,
     Kind,
@@ -292,7 +292,7 @@ class WorkerHost:
     def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
         """Begin the span of a call of *method*, whose caller *carrier* names."""
         context = self._context
-        name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        name = name_of(method)
         service = type(self._actor).__name__
         about = {
             "rpc.system": "phalanx",

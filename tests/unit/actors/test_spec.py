@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import tomllib
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 import pytest
 from tests.support.workers import Echo
 
-from phalanx.actors import Devices, Executor, Layout, Limits, RestartPolicy, StopPolicy
+from phalanx.actors import (
+    Devices,
+    Executor,
+    Layout,
+    Limits,
+    RestartPolicy,
+    StopPolicy,
+    WorkerActor,
+    method,
+)
 from phalanx.actors.spec.options import (
     REPLACED,
     ExecutorSpec,
@@ -17,8 +27,16 @@ from phalanx.actors.spec.options import (
     replaced_keywords,
     spec_of,
 )
+from phalanx.actors.spec.worker import Methods
 from phalanx.runtime import DevicePool
-from phalanx.supervision import BackOff, Intensity, Restart, SpecError, Strategy
+from phalanx.supervision import (
+    BackOff,
+    BadArguments,
+    Intensity,
+    Restart,
+    SpecError,
+    Strategy,
+)
 from phalanx.testing import FakeGpus
 
 
@@ -149,3 +167,72 @@ def test_arguments_that_have_no_name_are_refused_by_the_field_they_stand_in(fiel
         spec(kwargs=nameless) if field == "kwargs" else spec(launch={"rank_kwargs": [nameless]})
 
     assert raised.value.field.startswith(field)
+
+
+def test_a_variable_that_is_set_later_in_a_given_environment_is_not_taken_over() -> None:
+    given: Any = {"A": "1"}
+    found = spec(launch={"env": given, "rank_env": [given]}).launch
+
+    given["A"] = 1  # which no environment can hold
+
+    assert (found.env, *found.rank_env) == ({"A": "1"}, {"A": "1"})
+
+
+@pytest.mark.parametrize("name", ["tensor", "tp"])
+def test_a_further_dimension_takes_no_name_of_another(name: str) -> None:
+    with pytest.raises(SpecError, match="give another name"):
+        Layout(tensor=2, extra={name: 2})
+
+
+@pytest.mark.parametrize("field", ["rank_env", "rank_kwargs"])
+def test_a_group_gets_no_more_ranks_than_it_has_values_of_single_ranks_for(field: str) -> None:
+    own = spec(world_size=2, launch={field: [{}, {}]})
+
+    assert layout_for(own, 1, None, now=own.layout).world_size == 1
+    with pytest.raises(SpecError, match=f"launch.{field} has entries for 2 ranks"):
+        layout_for(own, 3, None, now=own.layout)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise AssertionError("its text may take more memory than there is")
+
+
+def test_an_argument_that_can_be_pickled_is_not_made_a_text_of() -> None:
+    value = Unprintable()
+
+    found = spec(args=(value,), kwargs={"one": value}, launch={"rank_kwargs": [{"two": value}]})
+
+    assert len(found.keywords) == 1
+
+
+def test_a_call_of_a_partial_function_has_the_name_of_the_function() -> None:
+    part = functools.partial(functools.partial(sorted, Unprintable()), key=len)
+
+    assert Methods(Echo).declared_of(part, [((), {})])[0] == "sorted"
+
+
+declared: Any = method(idempotent=True, reply="every")
+
+
+class Named(WorkerActor):
+    def put(self, *values: int, key: str) -> None: ...
+
+    outer = declared(staticmethod(lambda: None))
+    inner = staticmethod(declared(lambda: None))
+
+
+@pytest.mark.parametrize("name", ["outer", "inner"])
+def test_a_static_method_has_what_is_declared_of_it_in_either_order(name: str) -> None:
+    methods = Methods(Named)
+
+    assert methods.find(name).declared.idempotent
+    assert methods.declares_reply(name)
+
+
+def test_a_missing_keyword_behind_any_number_of_arguments_is_refused_before_it_is_sent() -> None:
+    methods = Methods(Named)
+
+    with pytest.raises(BadArguments, match="key"):
+        methods.declared_of("put", [((1, 2), {})])
+    methods.declared_of("put", [((1, 2), {"key": "k"})])
