@@ -129,7 +129,7 @@ class DeviceLeases:
     def give_back(self, lease: Lease, pid: int | None) -> None:
         """Release *lease*, whose process *pid* has ended; the wait for its memory comes later."""
         self._pool.give_back(lease, pid)
-        self._given_back = [*self._given_back[-2 * self._spec.world_size :], lease]
+        self._given_back = [*filter(self._pool.is_releasing, self._given_back), lease]
 
     def give_all_back(self, leases: Mapping[int, Lease]) -> None:
         """Release leases without a process."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from phalanx.actors.spec.layout import Layout
 from phalanx.actors.worker_side.user_object import (
     Reform,
     WorkerConfig,
@@ -41,7 +42,6 @@ from .worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import Lease, Place, Rendezvous
 
     from .handle import Group
@@ -113,7 +113,8 @@ class WorkerBuilder:
     def labels(self, epoch: EpochSpec, rank: int, incarnation: int, lease: Lease) -> WorkerLabels:
         """Return how a rank that has *lease* is called everywhere."""
         # Without a layout of the user's there is no place to show.
-        place = {} if self._spec.is_plain else epoch.layout.coordinates(rank)
+        is_plain = self._spec.is_plain and epoch.layout == Layout(tensor=epoch.layout.world_size)
+        place = {} if is_plain else epoch.layout.coordinates(rank)
         return WorkerLabels(
             child=f"{self._spec.name}/{rank}",
             group=self._spec.name,
@@ -183,6 +184,8 @@ class WorkerBuilder:
         env: dict[str, str] = {}
         if epoch.rendezvous is not None:
             env = self._meeting(worker.rank, epoch.rendezvous, epoch.layout.world_size)
+            own = self._spec.launch.env_of(worker.rank)  # over those, as at its start
+            env |= {name: own[name] for name in env.keys() & own.keys()}
         order = Reform(epoch=epoch.number, rendezvous=epoch.rendezvous, env=env)
         payload = Payload.of(encode(order, "the order"))
         return payload.packet(Kind.REFORM, epoch=epoch.number, call_id=0)

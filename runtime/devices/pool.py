@@ -204,6 +204,11 @@ class DevicePool:
                         device.leaving.append(Leaving(lease, pid, deadline))
             self._watch_releases()
 
+    def is_releasing(self, lease: Lease) -> bool:
+        """Whether *lease* was given back, and its memory is not seen to be released yet."""
+        with self._lock:
+            return any(one.lease is lease for device in self._devices for one in device.leaving)
+
     def settle(self, leases: Iterable[Lease], deadline: float) -> bool:
         """Wait until the memory of *leases*, which were given back, is released.
 

@@ -274,6 +274,35 @@ def test_a_pool_without_a_free_device_fails_the_start_at_once_and_leaves_nothing
     assert first.collective_rpc("rank", LONG) == [0, 1]
 
 
+class FullForAWhile(FakeGpus):
+    """The device that is asked for first, once it is told to be *slow*, stays full for a while."""
+
+    is_slow = False
+    first = ""
+    left = 30  # questions
+
+    def used_bytes(self, uuid: str) -> int | None:
+        if not self.is_slow:
+            return 0
+        self.first = self.first or uuid
+        is_full = uuid == self.first and self.left > 0
+        self.left -= is_full
+        return 40 * GIB if is_full else 0
+
+
+def test_a_group_that_has_grown_awaits_the_memory_of_all_of_its_ranks_as_it_closes(
+    make: Make,
+) -> None:
+    gpus = FullForAWhile(4)
+    ex = make(devices=DevicePool.of("auto", 4, gpus, {}))
+    ex.resize(4, timeout=LONG)
+    gpus.is_slow = True
+
+    ex.close()
+
+    assert gpus.left == 0
+
+
 def test_a_rank_knows_its_devices_as_torch_calls_them(make: Make) -> None:
     pool = DevicePool.of("auto", 4, FakeGpus(4), {})
     two = make(world_size=2, devices=Devices(names=pool, per_rank=2))

@@ -517,6 +517,14 @@ def test_resize_forms_the_group_anew(make: Make) -> None:
         ex.resize(0)
 
 
+def test_ranks_that_a_resize_lays_out_have_their_coordinates(make: Make) -> None:
+    ex = make(world_size=1)
+
+    ex.resize(2, layout=Layout(pipeline=2))
+
+    assert [who["coordinates"] for who in ex.collective_rpc("who")] == [{"pp": 0}, {"pp": 1}]
+
+
 def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path) -> None:
     gate, again = tmp_path / "gate", tmp_path / "again"
     ex = make(LateAgain, 3, args=(str(again),))

@@ -101,6 +101,15 @@ def test_a_planned_restart_of_a_rank_keeps_the_others(make: Make) -> None:
     assert (ex.status().restarts, ex.status().reports) == (0, ())
 
 
+def test_a_rank_that_is_kept_keeps_the_variables_that_were_given_to_it(make: Make) -> None:
+    ex = make(2, launch={"env": {"LOCAL_RANK": "0"}})
+
+    ex.restart(0, timeout=LONG)
+
+    names = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+    assert ex.collective_rpc("env", LONG, names) == [dict(zip(names, "02", strict=True))] * 2
+
+
 def reduce_for_ever(ex: Executor[Any], mark: Path, absent: int | None = None) -> Any:
     """Return a call that all ranks have begun; they are all blocked in it if one stays *absent*.
 
