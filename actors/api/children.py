@@ -10,6 +10,7 @@ executor: find the current one with `Supervisor.child`. It gets the snapshots th
 from __future__ import annotations
 
 import inspect
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,7 +26,7 @@ from phalanx.actors.spec.options import (
 )
 from phalanx.cluster import ClusterOptions, JoinedNodes, Ray
 from phalanx.runtime import Zmq
-from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
+from phalanx.supervision import ChildSpec, ChildType, Restart, RuntimeFault, SpecError
 from phalanx.supervision import tree_from_toml as supervision_from_toml
 
 from .executor import Executor
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.worker import WorkerActor
     from phalanx.runtime import Runtime
     from phalanx.supervision import ExitReason, StartContext, SupervisorSpec
+
+
+_END = 60.0  # seconds for the end of a start that was given up; it takes one or two
 
 
 class ExecutorHandle:
@@ -94,24 +98,39 @@ def executor_child(
     if spec.launch.method == "inline":
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")
     # By path: the states of the ranks outlive the executor, as long as there is this child spec.
-    # Those that no executor uses: two trees may have one path.
-    unused: dict[str, list[CheckpointCoordinator | None]] = {}
+    # Those that no executor uses, for two trees may have one path, and the starts of the others.
+    kept: dict[str, tuple[list[CheckpointCoordinator | None], list[StartContext]]] = {}
+    changed = threading.Condition()
 
     def start(ctx: StartContext) -> ExecutorHandle:
-        _forget_gone(unused, ctx)
-        mine = unused.setdefault(ctx.path, [])
-        checkpoints = mine.pop() if mine else coordinator_of(spec)
+        with changed:
+            _forget_gone(kept, ctx)
+            unused, users = kept.setdefault(ctx.path, ([], []))
+
+            def has_ended() -> bool:  # the start before, if that was given up: it has the states
+                return bool(unused) or not any(each.begun.is_set() for each in users)
+
+            if not changed.wait_for(has_ended, _END):
+                raise RuntimeFault(f"the start of {ctx.path} that was given up has not ended")
+            checkpoints = unused.pop() if unused else coordinator_of(spec)
+            users.append(ctx)
+
+        def give_back() -> None:
+            with changed:
+                if ctx in users:
+                    users.remove(ctx)
+                    unused.append(checkpoints)
+                    changed.notify_all()
 
         def ended(reason: ExitReason) -> None:
-            mine.append(checkpoints)
+            give_back()
             ctx.exited(reason)
 
         parent = Parent(ctx=ctx, on_end=ended, checkpoints=checkpoints)
         try:
             executor = Executor.in_tree(replace(spec, name=ctx.path), runtime, parent)
         except BaseException:
-            if checkpoints not in mine:  # it ended before there was anything to end
-                mine.append(checkpoints)
+            give_back()  # it may have ended before there was anything to end
             raise
         return ExecutorHandle(executor)
 
@@ -208,10 +227,10 @@ def _cluster(given: object, load: Callable[[str, object], Any]) -> object:
     return group_of("cluster", _ENGINES[engine], table)
 
 
-def _forget_gone(unused: dict[str, list[CheckpointCoordinator | None]], ctx: StartContext) -> None:
+def _forget_gone(kept: dict[str, Any], ctx: StartContext) -> None:
     """Drop what was kept of siblings of *ctx* that their supervisor has no more: of instances."""
     parent = ctx.path.rpartition("/")[0]
-    siblings = {path for path in unused if path.rpartition("/")[0] == parent} - {ctx.path}
+    siblings = {path for path in kept if path.rpartition("/")[0] == parent} - {ctx.path}
     if not siblings:
         return
     pending = [ctx.snapshot()]
@@ -220,4 +239,4 @@ def _forget_gone(unused: dict[str, list[CheckpointCoordinator | None]], ctx: Sta
         siblings -= {child.path for child in supervisor.children}
         pending += [child.supervisor for child in supervisor.children if child.supervisor]
     for path in siblings:
-        del unused[path]
+        del kept[path]

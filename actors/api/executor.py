@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.actors.group.actor import PlannedChange
 from phalanx.actors.group.handle import Group
+from phalanx.actors.signals.driver_exit import open_executors
 from phalanx.actors.signals.interrupts import interrupts, uninterrupted
 from phalanx.actors.spec.factory import check_not_loading
 from phalanx.actors.spec.options import REPLACED, layout_for, replaced_keywords, spec_of
@@ -139,6 +140,7 @@ class Executor(CallMethods[W]):
             return
         if occupied.is_mine() or is_holding():
             raise called_from_inside("building an executor")
+        open_executors.stay_until_the_end(builds=True)
         interrupts.install()
         try:
             group = self._build(runtime, **how)

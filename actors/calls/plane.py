@@ -484,6 +484,14 @@ class CallPlane:
             self._drain(slot)
             return slot.progress(self.clock())
 
+    def owes(self, rank: int, incarnation: int, wire: int) -> bool:
+        """Read all that *rank* has written; return whether it has yet to answer *wire*."""
+        with self.lock.asked():
+            slot = self._table.find(rank, incarnation)
+            if slot is not None:
+                self._drain(slot)
+            return slot is not None and wire in slot.sent
+
     def out_of_step(self, wire: int) -> Desync | None:
         """Return why the ranks are out of step since the call *wire*, if they still are.
 

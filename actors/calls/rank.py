@@ -34,6 +34,7 @@ class Progress:
         call: That call's number; None for none.
         served: Calls this incarnation has ended.
         queued: Calls sent to it and not begun.
+        owed: Calls sent to it and not answered.
         abandoned: Whether that call has been settled without it.
     """
 
@@ -48,6 +49,7 @@ class Progress:
     call: int | None = None
     served: int = 0
     queued: int = 0
+    owed: int = 0
     abandoned: bool = False
 
 
@@ -104,6 +106,7 @@ class RankSlot:
             call=None if call is None else call.seq,
             served=page.served,
             queued=sum(1 for wire in self.sent if wire > begun),
+            owed=len(self.sent),
             abandoned=call is not None and call.done,
         )
 

@@ -18,6 +18,7 @@ from phalanx.actors.spec.checkpoint_policy import (
     CheckpointTaken,
 )
 from phalanx.actors.spec.worker import WorkerActor
+from phalanx.runtime import Lost
 from phalanx.supervision import ExitKind
 
 from .coordinator import checkpoint_call
@@ -120,8 +121,10 @@ class CheckpointManager:
     def reject_if_restore_failed(self, worker: Worker, reason: ExitReason) -> None:
         """Reject the snapshot of *worker* if it died of restoring it."""
         point = worker.restore_point
-        # A kill says nothing about the state, and may hit the next snapshot too.
+        # A kill, a lost link or node and a fault of the device say nothing about the state, and may
+        # hit the next snapshot too.
         is_own = reason.kind in (ExitKind.CRASH, ExitKind.UNRESPONSIVE)
+        is_own = is_own and worker.lost is Lost.RANK and not worker.fault
         if point is None or worker.ready or not (worker.restoring and is_own):
             return
         assert self._coordinator is not None

@@ -664,7 +664,7 @@ class GroupActor(ProtectedActor):
         group = self.group
         if not group.closing:
             group.cause = reason
-        cause = None if group.closing else reason
+        cause = group.cause
         deaths = deaths_behind(self._state, self._deaths.reports)
         errors = EndErrors(self._spec.name, cause, deaths, self._no_device)
         self._plane.end(errors.settle, errors.refuse)

@@ -157,13 +157,10 @@ def report_on(
         evidence=worker.process.status or ExitEvidence(),
         decision=decided.text,
         why=decided.why,
+        lost=worker.lost,
     )
-    if worker.is_cut_off:
-        report = replace(report, lost=Lost.LINK)
     if isinstance(process := worker.process, RemoteProcess):
         report = replace(report, host=process.host, node=process.node)
-        if process.is_lost:
-            report = replace(report, lost=Lost.NODE)
     return report
 
 
@@ -183,9 +180,8 @@ def reason_of(worker: Worker) -> ExitReason:
         unresponsive=bool(worker.hung),
         detail=worker.hung or detail,
     )
-    remote_broken = worker.process.broken if isinstance(worker.process, RemoteProcess) else ""
-    if broken := worker.broken or remote_broken:
-        return replace(reason, kind=ExitKind.CRASH, detail=broken)
+    if fault := worker.fault:
+        return replace(reason, kind=ExitKind.CRASH, detail=fault)
     if not worker.ready and not worker.asked and not reason.is_failure:
         # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
         return replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")

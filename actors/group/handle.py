@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
     Message = PlannedChange | tuple[Worker, Frame] | Callable[[], object]
 
-_QUIET = 0.5  # seconds of a close before the log says what it waits for
+_QUIET = 0.5  # seconds of a close before the log says what it waits for, and between two looks
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
 _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
 _NO_KEYWORDS: Mapping[str, Any] = {}
@@ -187,6 +187,7 @@ class Group:
         self._keys = itertools.count()
         self._subscribers: dict[int, Callable[[Any], None]] = {}
         self._when_failed: list[Callable[[ExitReason], None]] = []
+        self._given_up = threading.Event() if parent is None else parent.ctx.begun
         self._pid = os.getpid()
         self._lock = ReentrantLock()  # `request_close` acts once, and may be called within it
         self._before: Group | None = None
@@ -557,7 +558,7 @@ class Group:
         if call.options.on_timeout == "restart":
             why = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
             for rank, incarnation in late.items():
-                self.post(self.actor.health.overdue, rank, incarnation, why)
+                self.post(self.actor.health.overdue, rank, incarnation, call.wire, why)
 
     # --- starting -----------------------------------------------------------------------
 
@@ -573,12 +574,16 @@ class Group:
     def wait_ready(self) -> None:
         """Return once the group has served for the first time.
 
+        One that its supervisor gives up meanwhile is killed.
+
         Raises:
             StartFailed, CallerError: it did not.
             ExecutorClosed: it was closed meanwhile.
         """
         # No deadline of its own: each start has one, and so has the stop that follows a failed one.
-        wait_event(self.ready)
+        while not wait_event(self.ready, _QUIET):
+            if self._given_up.is_set():
+                self.kill()
         if self.closing:
             open_executors.stay_until_the_end()
         error = self.start_error
@@ -798,7 +803,7 @@ class Group:
 
     def request_close(self) -> None:
         """Request the end, once; returns at once. Does nothing in a forked child, like `kill`."""
-        if self._pid != os.getpid():  # where the collector may call it
+        if self._pid != os.getpid():  # a thread that was not copied may have the locks
             return
         if is_holding():  # a finalizer, in the middle of something
             if not self.gone.is_set():  # else there may be no event loop
@@ -837,7 +842,7 @@ def _with_progress(info: RankInfo, now: Progress) -> RankInfo:
     return replace(
         info,
         served=now.served,
-        owed=now.queued + (now.running is not None),
+        owed=now.owed,
         method=now.method,
         running_for=now.running or 0.0,
         abandoned=now.abandoned,

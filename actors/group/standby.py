@@ -44,7 +44,7 @@ class Standby:
         self._membership = membership
         self._spares: dict[int, Worker] = {}
         self._last = 0
-        self._losses = 0  # in a row, without one that became warm
+        self._losses = 0  # in a row: of spares that were not taken, and did not live for long
         self._not_before = 0.0
 
     @property
@@ -73,9 +73,10 @@ class Standby:
             self._lost(None, f"{type(error).__name__}: {error}")
 
     def warm(self, spare: Worker) -> None:
-        """Note that *spare* can be taken."""
+        """Note that *spare* can be taken, unless it is about to be killed."""
+        if spare.hung:
+            return
         spare.ready = True
-        self._losses = 0
         while spare.timers:
             spare.timers.pop().cancel()
 
@@ -91,6 +92,7 @@ class Standby:
                 spare.ready = False
                 continue
             del self._spares[number]
+            self._losses = 0
             return spare
         return None
 
@@ -98,8 +100,9 @@ class Standby:
         """Release *spare*, whose process has ended, and start another in time."""
         del self._spares[spare.rank]
         pid = spare.labels.pid or None
+        lived = self._group.clock() - spare.started_at
         self._membership.release(spare)
-        self._lost(pid, cause)
+        self._lost(pid, cause, lived)
 
     def close(self) -> None:
         """End them all."""
@@ -109,8 +112,8 @@ class Standby:
                 spare.process.send_signal(signal.SIGKILL)
             self._membership.release(spare)
 
-    def _lost(self, pid: int | None, cause: str) -> None:
-        self._losses += 1
+    def _lost(self, pid: int | None, cause: str, lived: float = 0.0) -> None:
+        self._losses = _BACKOFF.attempt_after(self._losses, lived)
         wait = 0.0
         if self._losses > 1:
             wait = _BACKOFF.delay(self._losses - 1, self._group.jitter())

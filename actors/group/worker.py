@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx.cluster import RemoteProcess
-from phalanx.runtime import Frame, Kind, Payload, read_crash_output, receive, send
+from phalanx.runtime import Frame, Kind, Lost, Payload, read_crash_output, receive, send
 
 if TYPE_CHECKING:
     import socket
@@ -106,6 +106,19 @@ class Worker:
         return self.process.node if isinstance(self.process, RemoteProcess) else None
 
     @property
+    def fault(self) -> str:
+        """That for which it is being killed (*broken*), or was by its node; empty for none."""
+        there = self.process.broken if isinstance(self.process, RemoteProcess) else ""
+        return self.broken or there
+
+    @property
+    def lost(self) -> Lost:
+        """What was lost with it."""
+        if isinstance(self.process, RemoteProcess) and self.process.is_lost:
+            return Lost.NODE
+        return Lost.LINK if self.is_cut_off else Lost.RANK
+
+    @property
     def has_ended(self) -> bool:
         """Whether the exit status of its process is known."""
         return self.process is not None and self.process.status is not None
@@ -178,10 +191,10 @@ class Worker:
         if self.words_end is None:
             return ""
         if isinstance(self.process, RemoteProcess):
-            stacks = self.process.stacks
+            threads, stacks = self.process.threads, self.process.stacks
         else:
-            stacks = read_crash_output(self.output.faults, self.words_end)
-        return f"{self.threads}\n\n{stacks}".strip()
+            threads, stacks = self.threads, read_crash_output(self.output.faults, self.words_end)
+        return f"{threads}\n\n{stacks}".strip()
 
     def last_lines(self) -> Any:
         """Return what it wrote last, once that has been read."""

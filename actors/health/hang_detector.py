@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _HEARTBEAT_TIMEOUT = 0.5  # seconds for a heartbeat, which takes milliseconds
 _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they waited for
 _EXIT_LIMIT = 1.0  # seconds a process may live on after its call socket, or its last words
+_NODE_EXIT_LIMIT = 12.0  # the same on a node, which first ends what the process has left behind
 _SETTLE = 0.25  # seconds for messages between survivors that are under way
 _EXPLANATION_LIMIT = 0.5  # seconds for a death to become known that made a kept rank's joining fail
 _PAUSE = 1.0  # seconds by which a check is late that count as a pause of this process
@@ -142,7 +143,7 @@ class _Examination:
     """One request for heartbeats: the suspects, other running ranks, and vitals from before it."""
 
     request: HeartbeatRequest
-    suspects: list[Suspect]
+    suspects: Sequence[Suspect]
     others: list[Progress]
     before: dict[Worker, Vitals]
 
@@ -180,7 +181,7 @@ def find_hung(
 
 
 class HangDetector:
-    """The suspects of *group*. Used on its actor's thread alone.
+    """The suspects of *group*. Used on its actor's thread alone, but for `vitals`.
 
     Args:
         state: Returns the group's present state.
@@ -203,13 +204,22 @@ class HangDetector:
         self._numbers = itertools.count(1)
         self._open: dict[int, _Examination] = {}
 
+    def vitals(self, rank: int, incarnation: int) -> Vitals:
+        """Return those of that incarnation; of a process that is gone if there is none now."""
+        worker = self._membership.find(rank, incarnation)
+        return Vitals() if worker is None else _vitals(worker)
+
     # --- limits of starts, ends and re-forms --------------------------------------------
 
     def limit_start(self, worker: Worker) -> None:
         """Suspect *worker* if it does not become ready in time."""
-        limit = self._spec.limits.start
+        limit, began = self._spec.limits.start, worker.started_at
         why = f"its start took longer than limits.start={limit:g} s"
-        self._suspect_after(limit, Suspect(worker, why, lambda: not worker.ready))
+
+        def holds() -> bool:  # a spare may have taken a rank by then, which is another start
+            return not worker.ready and worker.started_at == began
+
+        self._suspect_after(limit, Suspect(worker, why, holds))
         self._limits.wake(None)
 
     def expect_exit(self, worker: Worker) -> None:
@@ -217,7 +227,8 @@ class HangDetector:
         failure = worker.failure
         why = "it closed its call socket" if failure is None else f"it raised {failure.headline}"
         why += " and lived on"
-        self._suspect_after(_EXIT_LIMIT, Suspect(worker, why, lambda: True))
+        limit = _EXIT_LIMIT if worker.node is None else _NODE_EXIT_LIMIT
+        self._suspect_after(limit, Suspect(worker, why, lambda: True))
 
     def limit_reform(self, worker: Worker) -> None:
         """Suspect *worker* if it does not note that its process group is void, or join another."""
@@ -292,11 +303,12 @@ class HangDetector:
         arriving = {rank: each for rank, each in current.items() if self._arrives(each)}
         watched = [each for each in running if each.rank not in arriving]
         watched += [Progress(each.rank, each.incarnation) for each in arriving.values()]
+        known = [each.worker for one in self._open.values() for each in one.suspects]
         suspects: list[Suspect] = []
         now = self._group.clock()
         for rank, why in self._limits.judge(due, watched, is_stopped, now):
             worker = self._membership.find(rank.rank, rank.incarnation)
-            if worker is None:
+            if worker is None or worker in known:
                 continue
             holds = partial(self._arrives, worker)
             if in_call := rank.rank not in arriving:
@@ -305,10 +317,10 @@ class HangDetector:
                 suspects.append(Suspect(worker, why, holds, in_call))
         self._examine(suspects, running)
 
-    def overdue(self, rank: int, incarnation: int, why: str) -> None:
-        """Suspect that incarnation, which has had its time for a call."""
+    def overdue(self, rank: int, incarnation: int, wire: int, why: str) -> None:
+        """Suspect that incarnation, which has had its time for the call *wire*."""
         if (worker := self._membership.find(rank, incarnation)) is not None:
-            self._examine([Suspect(worker, why, lambda: True)])
+            self._examine([Suspect(worker, why, partial(self._owes, worker, wire))])
 
     def out_of_step(self, wire: int) -> None:
         """End a rank of a group that is to be formed anew.
@@ -338,6 +350,12 @@ class HangDetector:
             return False
         return not worker.ready or self._is_reforming(worker.rank)
 
+    def _owes(self, worker: Worker, wire: int) -> bool:
+        """Whether *worker* has yet to answer the call *wire*, and is subject to its limit."""
+        if worker.asked or self._is_reforming(worker.rank):
+            return False
+        return self._plane.owes(worker.rank, worker.incarnation, wire)
+
     def _runs_on(self, worker: Worker, rank: Progress) -> bool:
         """Whether *worker* is still in the same call, and subject to its limit."""
         if worker.asked or self._is_reforming(rank.rank):
@@ -350,11 +368,9 @@ class HangDetector:
 
     def _examine(self, suspects: Sequence[Suspect], running: Sequence[Progress] = ()) -> None:
         """Request heartbeats of *suspects* and of the others *running*; `_conclude` follows."""
-        known = [each.worker for one in self._open.values() for each in one.suspects]
-        new = [each for each in suspects if each.worker not in known]
-        if not new:
+        if not suspects:
             return
-        workers = {each.worker.rank: each.worker for each in new}
+        workers = {each.worker.rank: each.worker for each in suspects}
         others = [each for each in running if each.rank not in workers]
         for each in others:
             if (worker := self._membership.find(each.rank, each.incarnation)) is not None:
@@ -364,7 +380,7 @@ class HangDetector:
         number = next(self._numbers)
         done = partial(self._group.post, self._conclude, number)
         request = self._group.heartbeats.request(asked, done)
-        self._open[number] = _Examination(request, new, others, before)
+        self._open[number] = _Examination(request, suspects, others, before)
         self._group.runtime.loop.call_at(self._group.clock() + _HEARTBEAT_TIMEOUT, done)
 
     def _conclude(self, number: int) -> None:

@@ -33,23 +33,23 @@ _HEARTBEAT_TICKS = 2  # clock ticks that the reply to a heartbeat may have used
 def check_health(group: Group, timeout: float) -> None:
     """See `Executor.check_health`."""
     group.callbacks.check_may_wait("check_health")
-    before, clock = group.view.ranks, group.clock
+    health, clock = group.actor.health, group.clock
     deadline = clock() + check_seconds("timeout", timeout)
     reserved = min(HEARTBEAT_TIMEOUT, timeout / 2)  # of it is kept for the heartbeats
+    incarnations = {info.rank: info.incarnation for info in group.view.ranks}
     ping = [((), dict[str, Any]())]
     future = group.call(
         Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True, at_once=True
     )
     vitals: dict[int, Vitals] = {}
     replies: dict[int, Pulse | None] = {}
-    incarnations = {info.rank: info.incarnation for info in before}
     late, gone = set(incarnations), set[int]()
     with suppress(TimeoutError):
         future.exception(max(0.0, deadline - reserved - clock()))
     if future.done():
         late, gone = _silent(future, incarnations)
     if late:  # so far, or because this thread woke up long after the deadline
-        vitals = {info.rank: Vitals.of(info.pid) for info in before}
+        vitals = {rank: health.vitals(rank, each) for rank, each in incarnations.items()}
         complete = threading.Event()
         with closing(group.heartbeats.request(incarnations, complete.set)) as request:
             late, gone = _silent(future, incarnations)  # which ends at the call's own deadline
@@ -66,12 +66,14 @@ def check_health(group: Group, timeout: float) -> None:
     states: dict[int, str] = {}
     details: dict[int, str] = {}
     for rank in silent:
+        info = infos.get(rank)
         states[rank], detail = _diagnose(
-            infos.get(rank),
+            info,
             running.get(rank),
             vitals.get(rank, Vitals()),
             replies.get(rank),
             clock(),
+            vitals=Vitals() if info is None else health.vitals(rank, info.incarnation),
             is_silent=rank in replies and replies[rank] is None,
             is_gone=rank in gone,
         )
@@ -100,6 +102,7 @@ def _diagnose(
     pulse: Pulse | None,
     now: float,
     *,
+    vitals: Vitals,
     is_silent: bool,
     is_gone: bool,
 ) -> tuple[str, str]:
@@ -108,10 +111,10 @@ def _diagnose(
     Args:
         before: Vitals from before the heartbeat was requested.
         pulse: Its heartbeat; None if it has not replied, or got no request.
+        vitals: Those of now.
         is_silent: Whether it got a request, and has not replied.
         is_gone: Whether the incarnation that was silent has died.
     """
-    vitals = Vitals.of(info.pid) if info is not None and info.pid is not None else Vitals()
     if info is None or not vitals.state:
         return "dead", ""
     if info.state == "starting":

@@ -195,9 +195,11 @@ class Links:
 
     def close(self) -> None:
         """End the processes at both ends; every worker is released."""
-        self._relay.close()
-        if self._gateway is not None:
-            self._gateway.close()
+        try:
+            self._relay.close()
+        finally:
+            if self._gateway is not None:
+                self._gateway.close()
 
     def _relay_gone(self, number: int, why: str, by_itself: bool) -> None:  # a callback's
         with self._beside_lock:

@@ -47,13 +47,15 @@ class _OpenExecutors:
         self._forking = threading.local()
         self.terminates = False
 
-    def stay_until_the_end(self) -> None:
+    def stay_until_the_end(self, *, builds: bool = False) -> None:
         """Return at once, except while SIGTERM is being carried out: then the program ends here.
 
         A caller that went on with `ExecutorClosed` would print a traceback, and its exit status
-        could come before the signal's.
+        could come before the signal's. One that *builds* an executor stays on any thread: a
+        supervisor would have it in place of one that has just been ended.
         """
-        if self.terminates and threading.current_thread() is threading.main_thread():
+        is_main = threading.current_thread() is threading.main_thread()
+        if self.terminates and (builds or is_main):
             while True:
                 time.sleep(60.0)
 

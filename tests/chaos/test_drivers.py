@@ -147,6 +147,18 @@ def test_a_program_that_has_ended_within_its_grace_ends_by_sigterm_all_the_same(
     assert_ended_by_sigterm(driver)
 
 
+def test_no_tree_restarts_an_executor_of_a_program_that_ends_by_sigterm(
+    drive: Any, tmp_path: Path
+) -> None:
+    driver = drive("dying_driver", "supervised", str(tmp_path / "gate"))
+    driver.expect("calling")
+
+    driver.send(signal.SIGTERM)
+
+    assert driver.expect("again") is None
+    assert_ended_by_sigterm(driver)
+
+
 def test_a_handler_of_the_programs_own_for_sigterm_stays(drive: Any) -> None:
     driver = drive("dying_driver", "handles_sigterm")
     driver.expect("ready")

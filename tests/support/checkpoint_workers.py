@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,28 @@ class Counter(Echo):
 
     def state(self) -> tuple[int, list[Any], int]:
         return self.count, self.restored, self.ctx.incarnation
+
+
+class Announcer(Counter):
+    """Says that it is about to restore its state, if that is to go wrong."""
+
+    def restore(self, state: Any) -> None:
+        if self.is_wrong("restore"):
+            self.ctx.emit("restores")
+        super().restore(state)
+
+
+class Sluggish(Counter):
+    """Is not started while *slow* exists, which it says by *begun*."""
+
+    def __init__(self, slow: str, begun: str) -> None:
+        super().__init__()
+        self.slow, self.begun = Path(slow), Path(begun)
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        while self.slow.exists():
+            self.begun.touch()
+            time.sleep(0.01)
 
 
 class Resharder(Counter):

@@ -27,7 +27,10 @@ from phalanx import (
     Limits,
     StopPolicy,
     Strategy,
+    Supervisor,
+    SupervisorSpec,
     WorkerContext,
+    executor_child,
 )
 
 
@@ -275,6 +278,27 @@ def loops_with_restarts() -> None:
             for _ in range(5):
                 ex.collective_rpc("rank")
             ex.restart(0)
+
+
+def supervised(gate: str) -> None:
+    """Call an executor that has ended in its tree, beside one whose call ends after that."""
+    ex = build(1)
+    call = ex.collective_rpc("hold", args=(gate,), non_block=True)
+    launch = Launch(preload=(), transport=TRANSPORT)
+    tree = Supervisor(SupervisorSpec("root", children=[executor_child("m", Main, launch=launch)]))
+    ended, lasting = tree.child("m"), tree.executor("m")
+
+    def call_again() -> None:
+        ended.wait_closed()
+        try:
+            say(again=lasting.collective_rpc("rank", 3.0))
+        except TimeoutError:
+            say(again=None)
+        Path(gate).touch()
+
+    threading.Thread(target=call_again, daemon=True).start()
+    say(calling=True)
+    call.result()
 
 
 def ends_before_its_call(gate: str) -> None:

@@ -353,6 +353,12 @@ class Worker:
             self._answer(Kind.REPLY, frame.call_id, value)
             page.finish(frame.call_id)
 
+    def answer_late(self) -> None:
+        """Answer the call that hangs."""
+        page = self._channel.page
+        self._answer(Kind.REPLY, page.begun, None)
+        page.finish(page.begun)
+
     def _answer(self, kind: int, call: int, value: Any) -> None:
         payload = Payload.of(None if value is None else encode(value, "the reply"))
         packet = payload.packet(
@@ -360,6 +366,22 @@ class Worker:
         )
         self._channel.to_driver.append(packet)
         payload.close()
+
+
+class Spare(Worker):
+    """A fake spare, which does only what it is told to."""
+
+    def get_warm(self) -> None:
+        if self.status is None:
+            self._control.send(Payload.of(None).packet(Kind.STANDBY, epoch=0, call_id=0))
+
+    def get_ready(self) -> None:
+        """Be the second incarnation of the rank that it has taken."""
+        self.incarnation = 2
+        super()._ready()
+
+    def _ready(self) -> None:
+        pass
 
 
 class Log:
@@ -396,6 +418,7 @@ class Machine:
     Attributes:
         events: What the groups have told, with its virtual time.
         workers: The fake processes, in start order.
+        spares: Those of spares.
     """
 
     reports = None
@@ -405,6 +428,7 @@ class Machine:
         self.served = served
         self.pids = iter(range(10**7, 10**8))  # none is a process of this machine
         self.workers: list[Worker] = []
+        self.spares: list[Spare] = []
         self.events: list[tuple[float, str, str]] = []
         self.log = Log()
         self.launcher = self.collector = self.status_source = self
@@ -427,7 +451,11 @@ class Machine:
         pass
 
     def launch(self, *specs: Any, on_exit: Any, **_limits: Any) -> list[Worker]:
-        return [Worker(self, spec, on_exit) for spec in specs]
+        made = [
+            (Spare if "/standby#" in spec.label else Worker)(self, spec, on_exit) for spec in specs
+        ]
+        self.spares += [each for each in made if isinstance(each, Spare)]
+        return made
 
     def open_worker(self, _labels: Any) -> Output:
         return Output()

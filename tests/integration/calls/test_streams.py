@@ -136,6 +136,14 @@ def test_no_more_is_made_than_the_window_allows_and_a_close_is_an_error(make: Ma
         list(stream)
 
 
+def test_a_rank_owes_a_stream_also_while_it_waits_for_its_consumer(make: Make) -> None:
+    executor = make(Source, 1)
+
+    with executor.stream("count", WAIT, args=(10,), rank=0, window=1):
+        wait_until(lambda: (rank := executor.ranks[0]).method and not rank.running_for)
+        assert executor.ranks[0].owed == 1
+
+
 def test_a_stream_closed_or_dropped_early_closes_its_generator(make: Make) -> None:
     executor = make(Source, 2)
 

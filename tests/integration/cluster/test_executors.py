@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.checkpoint_workers import Counter
+from tests.support.checkpoint_workers import Announcer, Counter
 from tests.support.disturbed_nodes import RelayedNodes
 from tests.support.hanging_workers import Stuck
 from tests.support.node_engine import ONE_ZYGOTE, LocalEngine, LocalNodes
@@ -33,13 +33,16 @@ from phalanx.errors import (
     NoNode,
     SpecError,
     StartFailed,
+    Unhealthy,
     WorkerDied,
 )
+from phalanx.events import CheckpointRejected, Emitted
 from phalanx.runtime import (
     Lost,
     Observer,
     ReportFolder,
     Runtime,
+    Vitals,
     WorkerExited,
     Zmq,
     find_drivers,
@@ -238,7 +241,7 @@ def test_a_rank_that_hangs_on_a_node_is_ended_with_its_stacks(nodes: Make) -> No
 
     report = group.status().reports[0]
     assert "_released" in report.stacks
-    assert "thread " in report.stacks
+    assert f"thread {report.pid} (" in report.stacks  # what the kernel sees
 
 
 def test_a_rank_that_is_stopped_on_a_node_is_found_so(nodes: Make) -> None:
@@ -491,6 +494,47 @@ def test_states_survive_the_node_that_took_them(nodes: Make) -> None:
     made.lose(made.node_of(3))
 
     assert group.collective_rpc("add", retries=3) == [4, 4, 4, 4]
+
+
+def test_a_node_that_is_lost_while_its_rank_restores_its_state_costs_no_snapshot(
+    nodes: Make, tmp_path: Path
+) -> None:
+    when = tmp_path / "when"
+    made = nodes(
+        Announcer,
+        2,
+        ranks_per_node=1,
+        spare_nodes=1,
+        args=({"restore": "hang"}, str(when)),
+        checkpoint=CheckpointPolicy(every_calls=1),
+    )
+    for _ in range(2):
+        made.group.collective_rpc("add")
+    when.touch()
+    kill(made.group.ranks[0].pid or 0)
+    wait_until(lambda: len(made.of(Emitted)) == 2)
+
+    kill(made.engine.pid_of(made.node_of(1)))
+    when.unlink()  # before any rank is started anew
+
+    assert made.group.collective_rpc("add", timeout=LONG) == [3, 3]
+    assert not made.of(CheckpointRejected)
+
+
+def test_health_does_not_take_the_number_of_a_ranks_process_for_one_of_this_machine(
+    nodes: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, mark = nodes(Stuck, 2, ranks_per_node=1), tmp_path / "mark"
+    made.group.tell("hang", args=("deadlock", str(mark), 1), rank=1)
+    wait_until(mark.exists)
+    nobody: Any = classmethod(lambda cls, _pid: cls())
+    monkeypatch.setattr(Vitals, "of", nobody)  # as where no process here has that number
+
+    with pytest.raises(Unhealthy) as silent:
+        made.group.check_health(1.0)
+
+    assert silent.value.states == {1: "waiting"}
+    made.group.kill()  # it would not end if it were asked to
 
 
 @pytest.mark.soak

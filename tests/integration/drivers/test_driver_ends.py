@@ -232,3 +232,40 @@ if __name__ == "__main__":
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 """
+
+
+FORKS = """
+import os, signal, threading
+from phalanx import Executor
+from phalanx.errors import ExecutorClosed
+from tests.support.workers import Echo
+if __name__ == "__main__":
+    with Executor(Echo, 1, launch={"preload": ()}) as ex:
+        has_lock, go_on = threading.Event(), threading.Event()
+        def hold():
+            with ex.group.plane.lock.asked():  # as one that makes a call
+                has_lock.set()
+                go_on.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        has_lock.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            ex.request_close()
+            ex.kill()
+            try:
+                ex.wait_closed()
+            except ExecutorClosed:
+                os._exit(3)
+        status = os.waitpid(child, 0)[1]
+        go_on.set()
+        thread.join()
+        print(os.waitstatus_to_exitcode(status), ex.collective_rpc("rank", 30))
+"""
+
+
+def test_a_forked_child_ends_no_executor_of_its_parent_and_waits_for_none() -> None:
+    done = run_python("-c", FORKS, timeout=LONG, cwd=ROOT)
+
+    assert done.stdout == "3 [0]\n", done.stderr

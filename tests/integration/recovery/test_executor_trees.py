@@ -13,13 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.checkpoint_workers import Sluggish
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.supervised_actors import in_sub_process
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, StartFails, StartsLate, wait_for
 
-from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
+from phalanx.actors import (
+    CheckpointPolicy,
+    Executor,
+    Launch,
+    Supervisor,
+    executor_child,
+    worker_child,
+)
 from phalanx.actors.api.lasting_executor import SupervisedExecutor
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
@@ -350,3 +358,23 @@ def test_specs_of_executors_are_checked_when_they_are_built() -> None:
         executor_child("a", Echo, 1, name="x")
     with pytest.raises(SpecError, match="launch"):
         executor_child("a", Echo, 1, launch="inline")
+
+
+def test_a_start_that_is_given_up_ends_and_leaves_the_state_to_the_next(
+    child: Child, tmp_path: Path
+) -> None:
+    slow, begun = tmp_path / "slow", tmp_path / "begun"
+    saving = CheckpointPolicy(every_calls=1)
+    model = child("m", Sluggish, args=(str(slow), str(begun)), checkpoint=saving)
+    spec = SupervisorSpec("root", children=[model], intensity=OFTEN)
+    with Supervisor(spec) as tree:
+        assert executor(tree, "m").collective_rpc("add", LONG) == [1]
+        slow.touch()
+        kill(executor(tree, "m"))
+        wait_until(begun.exists)  # its next start
+
+        tree.kill()
+    slow.unlink()
+
+    with Supervisor(spec) as tree:
+        assert executor(tree, "m").collective_rpc("add", LONG) == [2]

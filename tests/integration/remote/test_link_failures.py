@@ -13,14 +13,18 @@ from typing import Any
 
 import pytest
 from tests.support.call_books import Booked, Books, Caller
+from tests.support.checkpoint_workers import Announcer
 from tests.support.drivers import Driver
+from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed
 from tests.support.relayed_links import NEVER, QUICK, processes_of, wait_running
 
 from phalanx import Launch, Limits, Strategy
+from phalanx.actors import CheckpointPolicy
 from phalanx.errors import CallTimeout, WorkerDied
+from phalanx.events import CheckpointRejected, Emitted
 from phalanx.runtime import Lost, Zmq
 from phalanx.runtime.linux import procfs
 from phalanx.runtime.remote.gateway import GatewayExited
@@ -74,6 +78,28 @@ def test_every_rank_behind_a_killed_or_stopped_gateway_is_replaced(make: Make) -
     assert "the ranks' side heard nothing" in str(ex.status().reports[-1].reason)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
     assert not procfs.read(second)
+
+
+def test_a_link_that_is_lost_while_ranks_restore_their_state_costs_no_snapshot(
+    make: Make, tmp_path: Path
+) -> None:
+    when = tmp_path / "when"
+    ex = make(
+        Announcer, args=({"restore": "hang"}, str(when)), checkpoint=CheckpointPolicy(every_calls=1)
+    )
+    restoring, rejected = EventRecorder(ex, Emitted), EventRecorder(ex, CheckpointRejected)
+    for _ in range(2):
+        ex.collective_rpc("add", LONG)
+    when.touch()
+    kill(ex)
+    restoring.wait(2)
+    (relay,) = processes_of(ex, "/relay")
+
+    os.kill(relay, signal.SIGKILL)
+    when.unlink()  # before any rank is started anew
+
+    assert ex.collective_rpc("add", LONG) == [3, 3]
+    assert not rejected.seen
 
 
 def test_a_stopped_worker_is_found_as_one_next_door_is(make: Make) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.simulator import HANGS, Log, Machine, Simulation
+from tests.support.simulator import HANGS, Log, Machine, Simulation, Spare
 
 from phalanx.actors.api.calls import CallMethods
 from phalanx.actors.group.handle import Group, Parent
@@ -18,6 +18,7 @@ from phalanx.actors.spec.options import spec_of
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.supervision import (
     SHUTDOWN,
+    CallTimeout,
     ChildSpec,
     ChildType,
     ExitReason,
@@ -40,6 +41,9 @@ class Shard(WorkerActor):
     def hang(self, rank: int) -> int:
         return rank
 
+    def delay(self, rank: int) -> int:
+        return rank
+
 
 class Served:
     """What the fake processes do for a call."""
@@ -58,25 +62,28 @@ class Served:
     def hang(worker: Any, rank: int) -> Any:
         return HANGS if worker.label.startswith(f"root/model/{rank}#") else rank
 
+    @staticmethod
+    def delay(worker: Any, rank: int) -> Any:
+        """Have *rank* answer after 1.2 seconds."""
+        if not worker.label.startswith(f"root/model/{rank}#"):
+            return rank
+        simulation = worker.machine.simulation
+        simulation.call_at(simulation.now + 1.2, worker.answer_late)
+        return HANGS
+
 
 class Child:
     """An executor's group as a child, without a user's thread that waits for it."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, **options: Any) -> None:
         self.machine = machine
+        self.options = options
         self.groups: list[Group] = []
 
     def __call__(self, ctx: StartContext) -> Child:
-        spec = spec_of(
-            Shard,
-            2,
-            name=ctx.path,
-            devices="cpu",
-            intensity=(1, 60.0),
-            policy={"backoff": {"initial": 0.5}},
-            hang_after=5.0,
-            launch={"preload": ()},
-        )
+        usual: dict[str, Any] = {"policy": {"backoff": {"initial": 0.5}}, "hang_after": 5.0}
+        usual |= {"devices": "cpu", "intensity": (1, 60.0), "launch": {"preload": ()}}
+        spec = spec_of(Shard, 2, name=ctx.path, **{**usual, **self.options})
         parent = Parent(ctx=ctx, on_end=ctx.exited, checkpoints=None)
         runtime: Any = self.machine
         group = Group(
@@ -177,12 +184,13 @@ def throw(*_: object) -> None:
     raise Thrown
 
 
-def group_of_two() -> tuple[Simulation, Child]:
+def group_of_two(**options: Any) -> tuple[Simulation, Child]:
     """Return two ranks that serve, without a supervisor."""
     simulation = Simulation()
-    child = Child(Machine(simulation, Served))
+    child = Child(Machine(simulation, Served), **options)
     context: Any = SimpleNamespace(
         path="root/model",
+        begun=threading.Event(),
         exited=lambda _: None,
         progressed=lambda: None,
         emit_by=lambda _: None,
@@ -257,4 +265,73 @@ def test_the_end_of_a_channel_whose_reading_was_interrupted_is_reported(
     simulation.run_until(future.done)
 
     assert "closed" in str(future.exception(0))  # and not that it hangs
+    end(simulation, child)
+
+
+def pass_time(simulation: Simulation, seconds: float) -> None:
+    over: list[bool] = []
+    simulation.call_at(simulation.now + seconds, lambda: over.append(True))
+    simulation.run_until(lambda: bool(over))
+
+
+def test_a_rank_that_answers_while_it_is_examined_for_being_overdue_is_spared() -> None:
+    simulation, child = group_of_two()
+    group = child.groups[0]
+    future = CallMethods[Any](group).collective_rpc(
+        "delay", 1.0, (0,), non_block=True, on_timeout="restart"
+    )
+    simulation.run_until(future.done)  # its heartbeat is awaited from now on, for half a second
+
+    pass_time(simulation, 5.0)
+
+    assert isinstance(future.exception(0), CallTimeout)
+    assert [rank.incarnation for rank in group.view.ranks] == [1, 1]
+    end(simulation, child)
+
+
+def spare_of(simulation: Simulation, child: Child) -> Spare:
+    simulation.run_until(lambda: bool(child.machine.spares))
+    return child.machine.spares[0]
+
+
+def test_a_spare_that_gets_warm_while_it_is_killed_for_its_late_start_is_killed() -> None:
+    simulation, child = group_of_two(standby=1, limits={"start": 5.0})
+    spare = spare_of(simulation, child)
+
+    simulation.call_at(simulation.now + 6.0, spare.get_warm)  # its stacks are being written
+    simulation.run_until(lambda: spare.status is not None)
+
+    assert child.groups[0].view.standby == 0
+    end(simulation, child)
+
+
+def test_spares_that_die_again_and_again_once_they_are_warm_are_replaced_with_a_delay() -> None:
+    simulation, child = group_of_two(standby=1)
+    spares, group = child.machine.spares, child.groups[0]
+    waits: list[float] = []
+    died_at = simulation.now
+    while len(waits) < 3:
+        simulation.run_until(lambda: len(spares) > len(waits))
+        waits.append(simulation.now - died_at)
+        spares[-1].get_warm()
+        simulation.run_until(lambda: group.view.standby == 1)
+        spares[-1].send_signal(signal.SIGKILL)
+        died_at = simulation.now
+
+    assert waits[1] == 0.0 < waits[2]
+    end(simulation, child)
+
+
+def test_the_limit_of_the_start_of_a_spare_does_not_end_the_rank_that_it_takes() -> None:
+    simulation, child = group_of_two(standby=1, limits={"start": 5.0}, policy={})
+    spare, group = spare_of(simulation, child), child.groups[0]
+
+    simulation.call_at(simulation.now + 5.2, spare.get_warm)  # a heartbeat of it is awaited
+    simulation.run_until(lambda: group.view.standby == 1)
+    child.machine.workers[1].send_signal(signal.SIGKILL)
+    simulation.call_at(simulation.now + 2.0, spare.get_ready)
+    simulation.run_until(lambda: group.view.epoch == 2 and str(group.view.phase) == "serving")
+
+    assert (group.view.ranks[0].pid, spare.status) == (spare.pid, None)
+    assert group.view.restarts == 1
     end(simulation, child)
