@@ -17,7 +17,7 @@ import fcntl
 import os
 import struct
 from dataclasses import dataclass
-from pickle import loads
+from pickle import PickleBuffer, loads
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.linux import descriptors
@@ -58,7 +58,7 @@ def lay_out(encoded: Encoded, limit: int = 0) -> tuple[bytes, list[memoryview], 
     offsets: list[int] = []
     entries = [_COUNT.pack(len(buffers) + (pickled is None))]
     if pickled is None:
-        chunks = [memoryview(chunk) for chunk in encoded.chunks]
+        chunks = [PickleBuffer(chunk).raw() for chunk in encoded.chunks]  # plain bytes, all
         offsets.append(0)
         end += _ENTRY.size
         entries.append(_ENTRY.pack(end, sum(chunk.nbytes for chunk in chunks)))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_tables: dict[int, dict[type, Callable[[Any], Any]]] = {}
+_tables: dict[int, tuple[int, dict[type, Callable[[Any], Any]]]] = {}
 _plain: dict[tuple[Any, Any], str] = {}  # dtypes of real numbers, each with the dense layout
 _kinds: dict[str, tuple[Any, Any, Any]] = {}  # what makes tensors of a dtype, and it, by its name
 # A global: pickle calls the functions below with what was pickled, and no more.
@@ -33,9 +33,13 @@ def place_on(device: str | None) -> None:
 
 
 def reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
-    """Return the registered reducers, with those of the module *torch* among them; built once."""
-    table = _tables.get(id(torch))
-    if table is None:
+    """Return the registered reducers, with those of the module *torch* among them.
+
+    The table is built anew once more types have been registered.
+    """
+    count = len(registered)
+    known, table = _tables.get(id(torch), (0, None))
+    if table is None or known != count:
         if not hasattr(torch, "Tensor") or not hasattr(torch, "TypedStorage"):
             return dict(registered)  # being imported by another thread just now
         table = {
@@ -47,7 +51,7 @@ def reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
         names = ("bool", "uint8", "int8", "int16", "int32", "int64")
         for name in (*names, "bfloat16", "float16", "float32", "float64"):
             _plain[getattr(torch, name), torch.strided] = name
-        _tables[id(torch)] = table
+        _tables[id(torch)] = count, table
     return table
 
 

@@ -135,6 +135,20 @@ def test_what_is_sent_arrives(wire: Wire, size: int, use_arena: bool) -> None:
     assert flags == (0 if size <= 20_000 else Flag.ARENA if use_arena else Flag.FILE)
 
 
+@pytest.mark.parametrize("use_arena", [True, False])
+@pytest.mark.parametrize("kind", ["f8", ">i4", "M8[ns]", "i4, f8"])
+def test_arrays_of_any_type_travel_in_a_pickle_too_large_for_the_packet(
+    wire: Wire, kind: str, use_arena: bool
+) -> None:
+    array = np.resize(np.arange(256, dtype=np.uint8), 69 * 1024).view(kind).reshape(2, -1)
+
+    wire.send([array, array[::-1].copy()], use_arena=use_arena)
+    first, second = wire.receive().value()
+
+    assert (first.dtype, first.tobytes()) == (array.dtype, array.tobytes())
+    assert (second.dtype, second.tobytes()) == (array.dtype, array[::-1].tobytes())
+
+
 def test_thousands_of_buffers_are_one_message(wire: Wire) -> None:
     value = [np.full(16 * 1024, number % 251, dtype=np.uint8) for number in range(5000)]
 

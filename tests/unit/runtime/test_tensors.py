@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -54,6 +55,20 @@ class OnGpu:
 def travel(value: object) -> Any:
     encoded = encode(value, "a value")
     return decode(encoded.body, [memoryview(bytearray(view)) for view in encoded.buffers])
+
+
+class Foreign:
+    pass
+
+
+def test_a_reducer_that_is_registered_behind_the_first_message_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    travel(torch.zeros(1))
+
+    monkeypatch.setitem(copyreg.dispatch_table, Foreign, lambda _: (int, ("7",)))
+
+    assert travel(Foreign()) == 7
 
 
 @pytest.mark.parametrize("size", [0, 3, 1 << 16])
