@@ -76,7 +76,8 @@ class WorkerContext:
 
     def report_progress(self) -> None:
         """Have the limit of the call that runs (`hang_after`) begin anew; from any thread."""
-        if (page := self._progress_page()) is not None:
+        page = self._progress_page()
+        if page is not None and page.begun_at:  # else a stream waits for its consumer
             page.go_on()
 
     @property

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import traceback
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from .codec import encode_by_value
 
 if TYPE_CHECKING:
     from .packet_decoder import Frame
+
+_CUT = 8000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ class RemoteFailure:
         if isinstance(failure, cls):
             return failure
         return cls.of(TypeError(f"a worker told of its error by {type(failure).__name__}"))
+
+    def shortened(self) -> RemoteFailure:
+        """Return one for which there is always room: its texts are cut, the exception left out."""
+        message, trace = self.message[:_CUT], self.trace[:_CUT]
+        return replace(self, message=message, trace=trace, pickled=None, bare=None)
 
     @property
     def headline(self) -> str:

@@ -73,9 +73,9 @@ class ReplyQueue:
         elif isinstance(result, AsyncOutput):
             self._later(lambda: self._resolve(call, result, begun))
         elif self.unsent:
-            self._later(lambda: self._send_result(call, result, begun))
+            self._later(self._ready(call, result, begun))
         else:
-            self._send_result(call, result, begun)
+            self._ready(call, result, begun)()
 
     def refuse(self, call: Frame, failed: Failed) -> None:
         """Answer *call* with the error of its method."""
@@ -184,26 +184,31 @@ class ReplyQueue:
             # In its next operation it would meet the others one operation off.
             self._held_by = call.call_id if failed.holds else 0
         else:
-            self._send_result(call, result, begun)
+            self._ready(call, result, begun)()
 
-    def _send_result(self, call: Frame, result: Any, begun: int) -> None:
-        """Answer *call*; *begun* is what `Link.check_results` takes."""
+    def _ready(self, call: Frame, result: Any, begun: int) -> Callable[[], None]:
+        """Return what answers *call* with *result* as it is now: a later call may change it.
+
+        *begun* is what `Link.check_results` takes.
+        """
         wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
         try:
             # To encode a result waits for the device, if nothing has before.
             encoded = encode(result, "the reply") if wanted and result is not None else None
             self._link.check_results(begun)
-        except (NotPicklable, ResultsUndefined) as error:
-            self._send_error(call, error)
-            return
-        if encoded is None:
-            self._acknowledge(call)
-            return
+            if encoded is None:
+                return functools.partial(self._acknowledge, call)
+            payload = Payload.of(encoded, self._exchange.arena)
+        except (NotPicklable, ResultsUndefined, *_NO_ROOM) as error:
+            return functools.partial(self._send_error, call, error)
+        return functools.partial(self._send_reply, call, payload)
+
+    def _send_reply(self, call: Frame, payload: Payload) -> None:
         try:
-            self._send(call, Kind.REPLY, encoded)
-        except (MemoryError, MessageTooLarge, OSError) as error:
-            if isinstance(error, (BrokenPipeError, ConnectionError)):
-                raise
+            self._send(call, Kind.REPLY, payload)
+        except ConnectionError:
+            raise
+        except OSError as error:
             self._send_error(call, error)
 
     def _acknowledge(self, call: Frame) -> None:
@@ -221,7 +226,13 @@ class ReplyQueue:
             flags |= Flag.BROKEN
         if failed.directive is Directive.RESTART:
             flags |= Flag.FATAL
-        self._send(call, Kind.ERROR, encode(RemoteFailure.of(failed.error), "the error"), flags)
+        failure = RemoteFailure.of(failed.error)
+        try:
+            self._send(call, Kind.ERROR, encode(failure, "the error"), flags)
+        except ConnectionError:
+            raise
+        except _NO_ROOM:
+            self._send(call, Kind.ERROR, encode(failure.shortened(), "the error"), flags)
         self._fatal_exit.end_if_fatal(failed)
 
     def _send(
@@ -246,6 +257,7 @@ class ReplyQueue:
             payload.close()
 
 
+_NO_ROOM: Final = (MemoryError, MessageTooLarge, OSError)
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _head: Final = HEADER.pack
 _reply_head: Final = functools.partial(HEADER.pack, MAGIC, Kind.REPLY, Flag.NONE)

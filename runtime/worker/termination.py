@@ -9,6 +9,7 @@ before the process ends, no call is begun after it, and the driver gets the reas
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import signal
 import sys
@@ -97,23 +98,25 @@ class FatalExit:
             return
         error, directive = failed.error, failed.directive
         failure = RemoteFailure.of(error)
-        self._link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
-        self._hosted.fail(error)
-        message = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
-        sys.stderr.write(message)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Without clean-up, which a broken process may never finish.
-        os._exit(1)
+        try:
+            self._link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
+            self._hosted.fail(error)
+            message = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
+            sys.stderr.write(message)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # whatever fails of that, such as the flush of a stream that is closed
+            # Without clean-up, which a broken process may never finish.
+            os._exit(1)
 
 
 def is_in_process_group() -> bool:
     """Whether this process has joined a process group with others."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    if dist is None or not dist.is_available():
         return False
-    alone: bool = dist.get_world_size() == 1
-    return not alone
+    world = dist.group.WORLD  # read once: the control thread may give it up meanwhile
+    return world is not None and bool(world.size() > 1)
 
 
 _MOMENT: Final = 1.0  # seconds for a driver that also got SIGTERM to say so
@@ -165,7 +168,10 @@ class Termination:
         if kind == Kind.DRAINING:
             self._drains = True
         elif kind == Kind.TERMINATE:
-            _thread.start_new_thread(self._raise_now, ())
+            try:
+                _thread.start_new_thread(self._raise_now, ())
+            except RuntimeError:  # the limit of threads is reached
+                self._raise_now()
         else:
             self._listens = False
         self._message_received.set()
@@ -188,11 +194,12 @@ class Termination:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         held = number == signal.SIGTERM and self._listens and not self._is_due
         if held and os.getpid() == self._pid:  # in a child forked by C code no thread listens
-            if not self._is_held:
-                self._is_held = True
-                # Not `Thread`, whose lock this thread may have been interrupted with.
-                _thread.start_new_thread(self._hold_off, ())
-            return
+            with contextlib.suppress(RuntimeError):  # no thread can be started: it ends at once
+                if not self._is_held:
+                    # Not `Thread`, whose lock this thread may have been interrupted with.
+                    _thread.start_new_thread(self._hold_off, ())
+                    self._is_held = True
+                return
         # A second signal while the first unwinds would cut clean-up short.
         ignore_signals()
         self.raised = number
@@ -222,8 +229,10 @@ def ignore_signals() -> None:
 
 def die_of(number: int) -> None:
     """End by signal *number*, so that the exit status shows it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # also if one of them is closed
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     time.sleep(1)  # never returns, except for PID 1 of a namespace, which default actions spare

@@ -175,3 +175,17 @@ def test_an_async_output_lets_the_main_loop_go_on_keeps_the_order_and_may_raise(
     with pytest.raises(KeyError):
         ex.collective_rpc("late", args=(KeyError("late"),))
     assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_answer_that_waits_for_an_async_output_is_not_changed_by_a_later_call(
+    make: Make, gate: Path
+) -> None:
+    ex = make(world_size=1)
+
+    late = ex.collective_rpc("late", args=("late", str(gate)), non_block=True)
+    extra = ex.collective_rpc(lambda w: w.extra, non_block=True)
+    ex.collective_rpc(lambda w: w.extra.update(changed=True), non_block=True)
+    ex.collective_rpc(lambda w, g: open(g, "w").close(), args=(str(gate),), non_block=True)
+
+    assert late.result(30) == ["late"]
+    assert extra.result(30) == [{}]

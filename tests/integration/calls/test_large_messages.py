@@ -17,13 +17,14 @@ from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import kill, wait_healed
 from tests.support.transport import TRANSPORT
-from tests.support.workers import Echo
+from tests.support.workers import Echo, Late
 
 from phalanx.actors import Executor, Launch, WorkerActor
 from phalanx.runtime.memory.arena import SLOTS
 from phalanx.supervision import (
     Intensity,
     MessageTooLarge,
+    RemoteError,
     RuntimeFault,
     Strategy,
     WorkerDied,
@@ -57,6 +58,12 @@ class Keeper(WorkerActor):
 
     def echo(self, value: Any) -> Any:
         return value
+
+    def fail(self, size: int, *, later: bool) -> Any:
+        error = ValueError(bytes(size))
+        if later:
+            return Late(error)
+        raise error
 
 
 def full(value: int, size: int = MIB) -> Any:
@@ -225,6 +232,11 @@ def test_a_message_or_reply_larger_than_memory_is_that_calls_error_and_no_more(m
 
     assert caught.value.size >= 1 << 31
     assert caught.value.limit == too_large.value.limit == MIB
+    for later in (False, True):
+        with pytest.raises(RemoteError, match="ValueError") as error:
+            executor.call("fail", WAIT, args=(2 * MIB,), kwargs={"later": later}, rank=0)
+        assert "in fail" in error.value.traceback or later
+    assert executor.ranks[0].incarnation == 1
     assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,17 @@ def test_a_cuda_error_that_sticks_reaches_the_caller_and_ends_the_process(
     assert "device-side assert" in str(report.reason)
     assert "ended by the decider (restart)" in report.stderr
     assert method == "later" or "in trip" in report.stderr
+
+
+def test_a_cuda_error_that_sticks_ends_a_process_that_has_closed_its_stdout_too(make: Make) -> None:
+    ex = make()
+    ex.call(lambda _: sys.stdout.close(), LONG, rank=0)
+
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        ex.call("later", LONG, rank=0)
+
+    assert incarnation(ex) == 2
+    assert ex.status().reports[-1].reason.kind is ExitKind.CRASH
 
 
 def trip(worker: Any, ranks: tuple[int, ...], *, later: bool) -> Any:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.freezer import Freezer
@@ -378,6 +379,31 @@ def test_a_stream_that_hangs_is_ended_and_one_that_waits_for_its_taker_is_not(
         taken.extend(ex.stream("slowly", LONG, (4, 2), rank=0, window=2))
     assert taken == [0, 1]
     assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def _reports_at_rest(worker: WorkerActor, gate: str) -> Iterator[Any]:
+    page: Any = worker.ctx._progress_page()
+    times: list[float] = []
+
+    def report() -> None:
+        wait_until(lambda: not page.begun_at)
+        worker.ctx.report_progress()
+        times.append(page.begun_at)
+        Path(gate).touch()
+
+    thread = start_thread(report)
+    yield "first"
+    thread.join(LONG)
+    yield times
+
+
+def test_progress_that_is_reported_while_a_stream_waits_for_its_taker_begins_no_limit(
+    make: Make, gate: Path
+) -> None:
+    with make().stream(_reports_at_rest, LONG, (str(gate),), rank=0, window=1) as stream:
+        wait_until(gate.exists)
+
+        assert list(stream) == ["first", [0.0]]
 
 
 @pytest.fixture

@@ -84,6 +84,16 @@ def test_a_rank_whose_code_catches_its_end_ends_after_the_call(make: Make, gate:
     assert ex.status().reports[-1].reason.signal == signal.SIGTERM
 
 
+def test_a_rank_that_can_start_no_thread_ends_by_sigterm_all_the_same(make: Make) -> None:
+    ex = make(world_size=1)
+    ex.call(lambda _: threading.stack_size(1 << 46), 30, rank=0)  # more than it may map
+
+    kill(ex, 0, signal.SIGTERM)
+
+    wait_until(lambda: ex.status().restarts == 1)
+    assert ex.status().reports[-1].reason.signal == signal.SIGTERM
+
+
 def test_the_layout_gives_ranks_their_coordinates_which_their_titles_show(make: Make) -> None:
     layout = Layout(tensor=2, pipeline=2, extra={"ep": 2})
     ex = make(layout=layout, world_size=None, name="shown")
