@@ -183,9 +183,9 @@ class WorkerBuilder:
         """Return what tells *worker*, which is kept, to join *epoch*."""
         env: dict[str, str] = {}
         if epoch.rendezvous is not None:
+            own = self._spec.launch.env_of(worker.rank)  # goes first, as at its start
             env = self._meeting(worker.rank, epoch.rendezvous, epoch.layout.world_size)
-            own = self._spec.launch.env_of(worker.rank)  # over those, as at its start
-            env |= {name: own[name] for name in env.keys() & own.keys()}
+            env = {name: own.get(name, value) for name, value in env.items()}
         order = Reform(epoch=epoch.number, rendezvous=epoch.rendezvous, env=env)
         payload = Payload.of(encode(order, "the order"))
         return payload.packet(Kind.REFORM, epoch=epoch.number, call_id=0)

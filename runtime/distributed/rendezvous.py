@@ -210,7 +210,7 @@ class RendezvousStore:
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
         with self._helper.lock:
-            if pid is None:  # it could not be started
+            if pid is None and self._watch is None:  # it could not be started for its ranks
                 self._forget_listener()
             # Else there is one if the next epoch was opened before this exit was reported.
             is_awaited = self._listener is not None and self._watch is None
@@ -368,7 +368,8 @@ def _check_listening(rendezvous: Rendezvous) -> None:
             )
         else:
             problem = (
-                f"epoch {rendezvous.epoch} of {rendezvous.group} is over: {where} does not answer"
+                f"epoch {rendezvous.epoch} of {rendezvous.group} is over: "
+                f"{where} does not answer: {error}"
             )
         raise RuntimeFault(problem) from error
 

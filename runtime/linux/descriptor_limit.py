@@ -53,8 +53,7 @@ class Reservation:
             self._count = count
             wanted = _expected
         if count:
-            with contextlib.suppress(OSError):  # there is none to look with, for the moment
-                make_room(wanted)
+            make_room(wanted)
 
 
 def hard_limit() -> int:
@@ -125,7 +124,12 @@ def is_shortage(error: BaseException | None) -> bool:
 
 
 def _open() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208  # no use for Path objects
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208  # no use for Path objects
+    except OSError as error:
+        if not is_shortage(error):
+            raise
+        return _limits()[0]  # there is none to look with: all that it may have are open
 
 
 def _limits() -> tuple[int, int]:

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 def adopt(env: Mapping[str, str], cwd: str | None, title: str, tag: str = "") -> None:
     """Have this environment but for the tag, working directory, title and tag from now on.
 
-    None for *cwd*, an empty *title* and an empty *tag* keep what there is.
+    None for *cwd*, an empty *title* and an empty *tag* keep what there is. The folder for temporary
+    files is that of the environment.
     """
+    import tempfile  # noqa: PLC0415  # the guardian does without
+
     zone, old = os.environ.get("TZ"), os.environ.get(VARIABLE, "")
     os.environ.clear()
     os.environ.update({**env, VARIABLE: old})
@@ -40,6 +43,21 @@ def adopt(env: Mapping[str, str], cwd: str | None, title: str, tag: str = "") ->
     show_title(title)
     if cwd is not None:
         os.chdir(cwd)
+    tempfile.tempdir = _temporary_folder()
+
+
+def _temporary_folder() -> str | None:
+    """Return the folder for temporary files, as of the environment; None: Python shall find it.
+
+    Python tries each candidate with a file, which stays if the process is killed at that moment.
+    (The import of torch's compiler at the first step of an optimizer has it do so.)
+    """
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    for name in filter(None, (*named, "/tmp")):  # noqa: S108
+        folder = Path(name).absolute()
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return str(folder)
+    return None
 
 
 def show_title(title: str) -> None:

@@ -300,7 +300,9 @@ def _end_all(
     guardians: list[int] = []
     others: list[int] = []
     for pidfd, victim in held.values():
-        words = _words(victim.pid)
+        words = b""
+        with contextlib.suppress(OSError):  # another thread has taken the last descriptor
+            words = _words(victim.pid)
         kind = trackers if _TRACKER in words else guardians if is_guardian(words) else others
         kind.append(pidfd)
     for pidfds in (others, guardians):

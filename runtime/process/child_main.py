@@ -15,7 +15,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -42,7 +41,7 @@ class LaunchSpec:
         label: Its name in marks, events and reports.
         title: What ``ps`` shows.
         env: The complete environment; None, as for *cwd* and *sys_path*, is the driver's at the
-            moment of the start.
+            moment of the start; an import path that was asked for comes first.
         stdout: A descriptor, or None for the driver's; as *stderr*.
         method: Fork from a zygote, or start a new interpreter (slow, but nothing of a preload
             is in it).
@@ -78,8 +77,15 @@ class LaunchSpec:
             raise SpecError("cwd", cwd, "name a directory that exists")
         env = dict(os.environ if self.env is None else self.env)
         env.pop(VARIABLE, None)
-        path = tuple(sys.path if self.sys_path is None else self.sys_path)
+        path = import_path(self.asked_env) if self.sys_path is None else tuple(self.sys_path)
         return replace(self, env=env, cwd=cwd, sys_path=path, asked_env={})
+
+
+def import_path(asked_env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the driver's import path, behind what ``PYTHONPATH`` in *asked_env* adds to it."""
+    given = filter(None, asked_env.get("PYTHONPATH", "").split(os.pathsep))
+    folders = [str(Path(each).absolute()) for each in given]  # as Python itself does
+    return (*[each for each in folders if each not in sys.path], *sys.path)
 
 
 class ChildStart(NamedTuple):
@@ -143,26 +149,11 @@ def live(start: ChildStart, fds: Iterable[int]) -> Any:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor_limit.set_limit(start.files)
     process_title.adopt(spec.env or {}, spec.cwd, spec.title, start.tag)
-    tempfile.tempdir = _temporary_folder()
     sys.path[:] = spec.sys_path or ()
     importlib.invalidate_caches()
     module, _, name = spec.entry.partition(":")
     entry = getattr(importlib.import_module(module), name)
     return entry(spec.payload, dict(zip(spec.fds, fds, strict=True)))
-
-
-def _temporary_folder() -> str | None:
-    """Return the folder for temporary files, as of the environment; None: Python shall find it.
-
-    Python tries each candidate with a file, which stays if the process is killed at that moment.
-    (The import of torch's compiler at the first step of an optimizer has it do so.)
-    """
-    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    for name in filter(None, (*named, "/tmp")):  # noqa: S108
-        folder = Path(name).absolute()
-        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-            return str(folder)
-    return None
 
 
 def main() -> None:

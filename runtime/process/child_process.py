@@ -227,7 +227,8 @@ class Process:
         except ChildProcessError:
             status = syscalls.exit_status_of(self.pidfd)
             if status is None:
-                status = procfs.exit_status(self.pid, self.start_ticks)
+                with suppress(OSError):  # no descriptor is free, and this is the only look
+                    status = procfs.exit_status(self.pid, self.start_ticks)
             if status is None:
                 return ExitEvidence()
         if os.WIFEXITED(status):

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -115,8 +116,9 @@ def start_helper(
     try:
         return Process(loop, pid, pidfd, label=label, on_exit=on_exit)
     except BaseException:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # SIGCHLD is ignored
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         descriptors.close(pidfd)
         raise
 

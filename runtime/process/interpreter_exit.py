@@ -43,10 +43,12 @@ _FROZEN: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 def freeze() -> None:
     """Leave all objects that are there to themselves: the garbage collector does not look at them.
 
-    A collection in a forked process would copy every page that it counts in.
+    A collection in a forked process would copy every page that it counts in. Files are flushed:
+    what they hold would be written by every process that is forked.
     """
     gc.collect()
     _FROZEN.update(_find((io.TextIOWrapper, *_BUFFERS)))
+    _take(iter([*(each.flush for each in _FROZEN), syscalls.flush_c_streams]))
     gc.freeze()
 
 

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from phalanx.runtime.linux.process_tree import VARIABLE, ProcessTag, TreeTag
 from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 from . import interpreter, orphan_reaper
-from .child_main import ChildStart
+from .child_main import ChildStart, import_path
 from .helper import Helper
 from .zygote_main import REQUEST
 
@@ -149,6 +148,7 @@ class StartRequest:
             # Another pipe for the next attempt: the dying process could still read from this one.
             descriptors.close(self.go)
             descriptors.close(self.awaits)
+            self.awaits = self.go = -1  # no descriptor may be free for another
             self.awaits, self.go = _pipe()
 
     def close(self) -> None:
@@ -343,7 +343,9 @@ class Zygote:
         process = interpreter.start_helper(
             self._loop,
             "zygote",
-            interpreter.command("phalanx.runtime.process.zygote_main", sys.path),
+            interpreter.command(
+                "phalanx.runtime.process.zygote_main", import_path(self._variables)
+            ),
             [self._tag.pattern.decode(), json.dumps(self._preload)],
             control=control,
             on_exit=on_exit,

@@ -115,7 +115,7 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except BaseException:  # noqa: BLE001  # a module may even exit; the driver shall know
-            text = traceback.format_exc()[-50_000:]
+            text = traceback.format_exc()[-10_000:]  # as JSON up to twelve bytes each
             _tell(sock, {"kind": "import_failed", "module": name, "traceback": text})
             sys.exit(1)
     # Some libraries (OpenBLAS) start threads and end them in their own fork handlers.

@@ -242,6 +242,19 @@ def test_what_a_program_reads_only_as_it_starts_reaches_forked_processes(starter
     assert launcher.zygote().pid is None  # that of the driver's own was not needed
 
 
+def test_an_import_path_that_is_asked_for_comes_first_for_the_preload_too(
+    starter: Starter, method: Method, tmp_path: Path
+) -> None:
+    (tmp_path / "only_there.py").touch()
+    asked = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{sys.path[-1]}"}
+
+    starter.start("tell", method=method, preload=("only_there",), asked_env=asked)
+
+    said = starter.line.receive()
+    assert said["sys_path"] == [str(tmp_path), *sys.path]
+    assert ("only_there" in said["modules"]) == (method == "zygote")
+
+
 def test_a_library_that_changes_such_a_variable_of_the_driver_costs_no_zygote(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,17 @@ def test_what_is_preloaded_is_there_in_workers_whatever_its_folder_is_called(
     assert first["torch"] != second["torch"]
 
 
+def test_what_a_preload_has_left_in_the_buffer_of_a_file_is_written_once(
+    preload: Preload, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    starter = preload(f"log = open({str(log)!r}, 'w'); log.write('imported')")
+
+    assert all(starter.start("leave", 0).wait(soon()) for _ in range(2))
+
+    assert log.read_text() == "imported"
+
+
 def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
     preload: Preload,
 ) -> None:
@@ -64,6 +75,13 @@ def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
 
     assert caught.value.field == "preload"
     assert "preloaded.py" in "".join(caught.value.__notes__)
+
+
+def test_an_import_error_of_any_length_and_script_is_told(preload: Preload) -> None:
+    starter = preload("raise KeyError('\N{OLD PERSIAN SIGN A}' * 50_000)")
+
+    with pytest.raises(SpecError, match="it does not import in the zygote"):
+        starter.start("stay")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from tests.support.processes import LONG, Starter, is_alive, soon, wait_until
 
 from phalanx.runtime.linux import process_tree, procfs, syscalls
 from phalanx.runtime.linux.process_tree import TreeTag
+from phalanx.runtime.process.child_process import Process
 
 LASTING = ("child", "session", "heavy", "bare", "fork", "daemon", "orphan")
 
@@ -149,11 +153,8 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("fatal", [signal.SIGKILL, None])
-def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
-    starter: Starter, fatal: int | None
-) -> None:
-    process = starter.start("stay")
+@contextlib.contextmanager
+def traced(process: Process) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-S", "-c", TRACER, str(process.pid)],
         stdin=subprocess.PIPE,
@@ -164,7 +165,15 @@ def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
         assert tracer.stdout is not None
         if (said := tracer.stdout.readline()) != "traced\n":
             pytest.skip(said)
+        yield tracer
 
+
+@pytest.mark.parametrize("fatal", [signal.SIGKILL, None])
+def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
+    starter: Starter, fatal: int | None
+) -> None:
+    process = starter.start("stay")
+    with traced(process) as tracer:
         if fatal is None:
             process.kill_tree(soon())
         else:
@@ -175,3 +184,21 @@ def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
         assert tracer.poll() is None
         process.close()
     wait_until(lambda: procfs.read(process.pid) is None, "its collection")
+
+
+def test_the_end_of_a_traced_process_is_told_where_no_descriptor_is_free(starter: Starter) -> None:
+    process = starter.start("stay")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with traced(process), contextlib.ExitStack() as taken:
+        highest = max(procfs.numbers_in("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.callback(os.close, os.dup(starter.line.write))
+
+        process.send_signal(signal.SIGKILL)
+
+        assert process.wait(soon())
+    assert len(starter.await_exits(1)) == 1
+    os.waitpid(process.pid, 0)

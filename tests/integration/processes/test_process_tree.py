@@ -127,9 +127,9 @@ def test_what_a_resource_tracker_is_to_remove_is_removed() -> None:
     assert [each.exists() for each in named] == [False, False]
 
 
-# Has as many descriptors free as it was told, and forty processes to end with them.
+# Has as many descriptors free as it was told, at first and at most, and must end forty processes.
 SHORT = """
-import os, resource, subprocess, sys, time, uuid
+import contextlib, os, resource, subprocess, sys, time, uuid
 from phalanx.runtime.linux import process_tree, procfs
 
 mark = uuid.uuid4().hex
@@ -144,11 +144,16 @@ crowd = [
 for each in crowd:
     assert each.stdout.read(1) == b"x"
 highest = max(map(int, os.listdir("/proc/self/fd")))  # the listing's own
-resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(sys.argv[1]),) * 2)
+soft, hard = (highest + int(free) for free in sys.argv[1:3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+if sys.argv[1] == "0":
+    with contextlib.suppress(OSError):
+        while True:
+            os.dup(0)
 pid = crowd[0].pid
 roots = [(pid, procfs.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
 quarry = process_tree.TreeTarget(mark.encode(), roots)
-left = process_tree.kill(quarry, time.monotonic() + float(sys.argv[2]))
+left = process_tree.kill(quarry, time.monotonic() + float(sys.argv[3]))
 print(sum(each.poll() is not None for each in crowd), [one.pid == pid for one in left])
 for each in crowd:
     each.stdin.close()
@@ -157,14 +162,14 @@ for each in crowd:
 
 
 @pytest.mark.parametrize(
-    ("free", "seconds", "says"),
-    [("3", "60", "40 []"), ("0", "0.1", "0 [True]")],
-    ids=["few", "none"],
+    ("free", "most", "seconds", "says"),
+    [("3", "3", "60", "40 []"), ("0", "0", "0.1", "0 [True]"), ("0", "100", "60", "40 []")],
+    ids=["few", "none", "none before the soft limit is raised"],
 )
 def test_a_kill_that_is_short_of_descriptors_ends_all_or_says_that_it_has_not(
-    free: str, seconds: str, says: str
+    free: str, most: str, seconds: str, says: str
 ) -> None:
-    done = run_python("-c", SHORT, free, seconds)
+    done = run_python("-c", SHORT, free, most, seconds)
 
     assert (done.stdout.strip(), done.stderr) == (says, "")
 

@@ -230,6 +230,35 @@ def test_a_store_that_cannot_be_started_is_an_event(core: tuple[EventLoop, Launc
     assert on(rendezvous.port) == set()
 
 
+class FailsLate:
+    """A launcher that fails once it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.fails = threading.Event(), threading.Event()
+
+    def launch(self, *_: Any, **__: Any) -> Any:
+        self.begun.set()
+        assert self.fails.wait(LONG)
+        raise RuntimeFault("no process")
+
+
+def test_a_start_that_fails_behind_the_next_epoch_leaves_that_its_listener(loop: EventLoop) -> None:
+    events: queue.Queue[Any] = queue.Queue()
+    launcher: Any = FailsLate()
+    store = RendezvousStore(loop, launcher, group="tp", on_event=events.put)
+    first = store.open(1)
+    with socket.create_connection((first.address, first.port), LONG):
+        assert launcher.begun.wait(LONG)
+        second = store.open(2)
+        launcher.fails.set()
+        event = events.get(timeout=LONG)
+
+    assert (event.pid, event.epoch) == (None, 1)
+    assert on(second.port)
+    store.close()
+    assert not on(second.port)
+
+
 def test_epochs_rise_until_the_store_is_closed_and_start_no_process_before_a_rank_connects(
     driver: Driver,
 ) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_a_spare_takes_the_dead_ranks_place_and_is_replaced(make: Make) -> None:
 def test_a_spare_becomes_what_a_new_process_would_have_been(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ex = make(Warm, launch=Launch(rank_env=[{"MINE": "zero"}, {"MINE": "one"}], env={"ALL": "x"}))
+    own = {"MINE": "one", "TMPDIR": str(tmp_path)}
+    ex = make(Warm, launch=Launch(rank_env=[{"MINE": "zero"}, own], env={"ALL": "x"}))
     wait_warm(ex)
     monkeypatch.setenv("LATER", "seen")
     monkeypatch.chdir(tmp_path)
@@ -76,6 +78,7 @@ def test_a_spare_becomes_what_a_new_process_would_have_been(
     assert (world["rank"], world["world_size"], world["incarnation"]) == (1, 2, 2)
     assert world["device"] == "cpu"
     assert world["cwd"] == str(tmp_path)
+    assert ex.call(lambda _: tempfile.gettempdir(), LONG, rank=1) == str(tmp_path)
     assert "rank 1/2 #2" in world["title"]
     names = ("MINE", "ALL", "LATER", "RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
     env = ex.call("env", LONG, names, rank=1)

@@ -11,8 +11,9 @@ from tests.support.options import Make, with_defaults
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.survivors import Holder, Keeper, Loner, Sender, Spinner
+from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Limits, RestartPolicy
+from phalanx.actors import Executor, Limits, RestartPolicy, WorkerContext
 from phalanx.runtime import RendezvousStore, Runtime
 from phalanx.supervision import ExitKind, Intensity, WorkerDied
 
@@ -62,6 +63,22 @@ def test_only_the_dead_rank_is_replaced_and_the_others_keep_what_they_hold(
     assert [info.incarnation for info in ex.ranks] == [1 + (rank == dead) for rank in range(3)]
     assert {info.epoch for info in ex.ranks} == {2}
     assert "the others are kept" in ex.status().reports[-1].decision
+
+
+class Kept(Echo):
+    def on_reform(self, ctx: WorkerContext) -> None:
+        """Nothing is to be done."""
+
+
+def test_a_survivor_keeps_the_variables_that_its_launch_gave_it(make: Make) -> None:
+    given = {"GLOO_SOCKET_IFNAME": "mine0"}
+    ex = make(2, worker=Kept, launch={"env": given})
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    assert ex.collective_rpc("env", LONG, tuple(given)) == [given, given]
+    assert ex.ranks[0].incarnation == 1
 
 
 def test_ranks_that_cannot_be_told_of_the_next_epoch_are_replaced(
