@@ -24,7 +24,7 @@ import traceback
 import types
 import zipfile
 from contextlib import suppress
-from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from .program import Program
 
 _HERE = __file__
+_IMPORTED = (  # top-level modules that this process has, and one that has imported torch has not
+    *("attr", "cloudpickle", "graphlib", "html", "pygments", "pykka", "resource", "rich"),
+    *("sched", "structlog", "tomllib"),
+)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -55,6 +59,10 @@ def run_python(
     sys.orig_argv[:] = [sys.executable, "-u", *["-m"] * is_module, program.target, *argv]
     if program.folder is not None:
         sys.path.insert(0, program.folder)
+        for name in _IMPORTED:
+            if PathFinder.find_spec(name, [program.folder]) is not None:  # the program's own
+                for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                    del sys.modules[each]
     main = types.ModuleType("__main__")
     scope = vars(main)
     scope["__annotations__"] = {}
@@ -106,7 +114,8 @@ def run_command(
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
 
-    for number in _FORWARDED:
+    named = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
+    for number in {*_FORWARDED, *(getattr(signal, each, signal.SIGTERM) for each in named)}:
         signal.signal(number, forward)
     status = child.wait()
     if status < 0:

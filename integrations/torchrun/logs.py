@@ -124,7 +124,8 @@ def open_logs(spec: LogSpec, run_id: str, world_size: int) -> LogPlan:
         if base is None:
             base = Path(tempfile.mkdtemp(prefix="torchelastic_"))
         base.mkdir(parents=True, exist_ok=True)
-        return LogPlan(spec, Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=base)))
+        made = tempfile.mkdtemp(prefix=f"{run_id}_", dir=base.absolute())  # a script may chdir
+        return LogPlan(spec, Path(made))
     except OSError as error:
         text = f"{error.strerror}: name a folder that can be written"
         raise SpecError("--log-dir", str(spec.folder), text) from error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.actors import WorkerActor
 from phalanx.runtime import abort_process_groups
+from phalanx.supervision import RuntimeFault
 
 from .activity import Activity
 from .interpreter import run_command, run_python
@@ -77,7 +78,10 @@ class ScriptWorker(WorkerActor):
         if self.ctx.is_stopping:
             os._exit(0)  # its handler of SIGTERM has ended it, and the next round waits for that
         if "torch.distributed" in sys.modules:
-            abort_process_groups()  # the end of the process would do that to ranks that go on
+            try:
+                abort_process_groups()  # the end of the process would do that to ranks that go on
+            except RuntimeFault:
+                os._exit(0)
 
     def _redirect(self, rank: int, restart: int, error_file: str) -> None:
         logs = self._job.logs

@@ -284,6 +284,36 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
     assert (no_start.returncode, "Exec format error" in no_start.stderr) == (1, True)
 
 
+NAMES = """
+import sys, torch, torch._dynamo
+files = {name for name, each in sys.modules.items() if getattr(each, "__file__", None)}
+print(*{name.partition(".")[0] for name in files})
+"""
+IMPORTS = """
+import importlib, sys
+print(*{importlib.import_module(name).OWN for name in sys.argv[1:]})
+"""
+
+
+def test_a_script_has_its_own_modules_though_others_of_their_names_are_imported(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "names.py").write_text(NAMES)
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "imports.py").write_text(IMPORTS)
+    fresh = run_program([sys.executable, "names.py"], timeout=LONG, cwd=tmp_path)
+    warm = run("names.py", cwd=tmp_path)
+    names = {*warm.stdout.split()} - {*fresh.stdout.split(), "phalanx"}
+    assert "sched" in names, warm.stderr
+    for name in names:
+        (own / f"{name}.py").write_text("OWN = True")
+
+    done = run(own / "imports.py", *names)
+
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
 REPLACED = """
 import os, sys
 try:
@@ -357,6 +387,50 @@ def test_ranks_that_leave_by_os_exit_have_succeeded(tmp_path: Path) -> None:
     ] * 2
 
 
+LEAVES_ITS_GROUP = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+torch.set_default_device("meta")
+if os.environ["RANK"] == "1":
+    try:
+        dist.recv(torch.empty(1, device="cpu"), 0)
+    except RuntimeError as error:
+        print("closed" in str(error).lower())
+"""
+
+
+def test_a_rank_that_has_ended_its_script_holds_up_none_that_waits_for_it(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES_ITS_GROUP)
+
+    done = run("--nproc-per-node", 2, "leaves.py", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+KEEPS_ITS_GROUP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch.distributed as dist
+from tests.support.fake_nccl import NAME, register
+register()
+dist.init_process_group(NAME)
+"""
+
+
+def test_a_rank_that_cannot_abort_its_groups_has_succeeded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_NCCL_ABORT", "raise")
+    monkeypatch.setenv("FAKE_NCCL_LOG", str(tmp_path / "aborts"))
+    (tmp_path / "keeps.py").write_text(KEEPS_ITS_GROUP)
+
+    done = run("--nproc-per-node", 2, tmp_path / "keeps.py", Path(__file__).parents[3])
+
+    assert done.returncode == 0, done.stderr
+    assert sorted((tmp_path / "aborts").read_text().split()[::3]) == ["0", "1"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_passed_on_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     with running("--nproc-per-node", 2, SCRIPT, "waits", tmp_path) as launcher:
@@ -371,6 +445,22 @@ def test_a_signal_is_passed_on_and_ends_the_run(tmp_path: Path, number: signal.S
         assert list(notes(tmp_path).values()) == [["SIGTERM"]] * 2
     else:
         assert stderr.count("KeyboardInterrupt") == 2
+
+
+NOTES = "trap 'echo told > $0; exit' USR1; echo waits; while :; do sleep 0.1; done"
+
+
+def test_a_program_gets_each_signal_that_is_to_be_passed_on(tmp_path: Path) -> None:
+    words = ("--signals-to-handle", "SIGUSR1", "--no-python", "bash", "-c", NOTES)
+    with running(*words, tmp_path / "note") as launcher:
+        wait_for(launcher, "waits", 1)
+        launcher.send_signal(signal.SIGUSR1)
+
+        _, stderr = launcher.communicate(timeout=LONG)
+
+    assert launcher.returncode == 1
+    assert "ended by SIGUSR1" in stderr
+    assert (tmp_path / "note").read_text() == "told\n"
 
 
 def test_a_rank_that_does_nothing_is_ended_and_all_run_again() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import wait_until
 
-from phalanx.integrations.torchrun.logs import LogPlan, LogSpec, Stream, Tail
+from phalanx.integrations.torchrun.logs import LogPlan, LogSpec, Stream, Tail, open_logs
 
 
 class Teed:
@@ -76,3 +76,13 @@ def test_a_tail_that_is_closed_has_shown_everything(teed: Teed) -> None:
         teed.tail.close()
 
         assert teed.shown == b"last\n"
+
+
+def test_a_relative_folder_is_found_from_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    plan = open_logs(LogSpec(folder=Path("logs"), redirects=(0,), tee=(0,)), "job", 1)
+
+    assert Path(plan.error_file(0, 0)).is_relative_to(tmp_path / "logs")
