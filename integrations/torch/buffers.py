@@ -190,7 +190,7 @@ class _Slot:
     def data(self, start: int, size: int) -> torch.Tensor:
         """Return bytes of it."""
         if not size:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return torch.frombuffer(self._map, dtype=torch.uint8, offset=start, count=size)
 
     def write(self, step: int, rank: int, packed: Packed, part: tuple[int, int]) -> None:
@@ -321,7 +321,7 @@ class RankBuffers:
             meta, data = self._find(self._mine, step).read(self._rank)
             return unpack(meta, data.clone())
         own, _ = self._find(self._mine, step).read(self._rank)
-        whole = torch.empty(size_of(own), dtype=torch.uint8)
+        whole = torch.empty(size_of(own), dtype=torch.uint8, device="cpu")
         for rank in range(self._world):
             with _opened(self._paths, rank) as slots:
                 _, data = self._find(slots, step).read(rank)

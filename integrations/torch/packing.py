@@ -102,7 +102,7 @@ class Packed:
 
     def to_bytes(self) -> torch.Tensor:
         """Return all bytes, in the memory of the host."""
-        whole = torch.zeros(self.size, dtype=torch.uint8)  # the gaps as well
+        whole = torch.zeros(self.size, dtype=torch.uint8, device="cpu")  # the gaps as well
         self.copy_to(whole)
         return whole
 
@@ -172,7 +172,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _view(data: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     raw = data[leaf.start : leaf.start + leaf.size]
-    flat = raw.view(leaf.dtype) if leaf.size else torch.empty(0, dtype=leaf.dtype)
+    flat = raw.view(leaf.dtype) if leaf.size else data.new_empty(0, dtype=leaf.dtype)
     return flat.as_strided(leaf.shape, leaf.stride)
 
 

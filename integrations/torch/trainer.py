@@ -284,7 +284,7 @@ class Trainer(WorkerActor):
         note: list[Any] = [packed and (packed.meta, packed.size)]
         dist.broadcast_object_list(note, src=source.leader)
         meta, size = note[0]
-        data = torch.empty(size, dtype=torch.uint8) if packed is None else packed.to_bytes()
+        data = packed.to_bytes() if packed else torch.empty(size, dtype=torch.uint8, device="cpu")
         for begin in range(0, size, _CHUNK):
             piece = data[begin : begin + _CHUNK]
             sent = piece.to(ctx.device)

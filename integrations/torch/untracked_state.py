@@ -212,7 +212,7 @@ def _walk(
     """Yield name, value, and whether it is the user's own variable, also of plain values."""
     home, left_out, kept = _home_of(owner.__class__), set(allowed), [*kept]
     known = {id(each) for each in kept}
-    seen: set[int] = set()
+    seen: dict[int, object] = {}  # and kept, or another object would get the id of one
     have_instances: set[type] = set()  # what such a class has is found with them
     classes: list[tuple[str, Any, bool]] = []  # looked at last
     looked_into = (torch.nn.Module, Optimizer, LRScheduler)  # though it is kept
@@ -231,9 +231,10 @@ def _walk(
         elif not is_plain:
             have_instances.update(type(value).__mro__)
         if before in left_out or (id(value) in seen and not is_plain):
-            seen.update({id(value)} & known)  # it is left out by its other name too
+            if id(value) in known:  # it is left out by its other name too
+                seen[id(value)] = value
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         if before and (is_plain or id(value) not in known):
             yield before, value, is_users
         elif before and not isinstance(value, looked_into):
@@ -312,7 +313,7 @@ def _parts_of_optimizer(name: str, value: Any, home: str) -> Iterator[tuple[str,
 @cache
 def _of_optimizers() -> frozenset[str]:
     """Return the names that torch gives attributes of optimizers."""
-    known = vars(torch.optim.SGD([torch.zeros(1)], fused=True))
+    known = vars(torch.optim.SGD([torch.zeros(1, device="cpu")], fused=True))
     more = ("step", "_opt_called", "_step_count", "_params", "_numel_cache")
     return frozenset({*known, *more, "grad_scale", "found_inf"})
 

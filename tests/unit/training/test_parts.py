@@ -780,6 +780,31 @@ def test_what_is_beside_the_state_of_an_optimizer_may_not_change(
     look(allowed).check_since(before)
 
 
+class Nested(nn.Module):
+    """Has a hook on a parameter, and so has what is in it."""
+
+    def __init__(self, boxes: list[list[int]]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        cast("Any", self.weight).register_hook(counting(boxes[0]))
+        self.inner = Nested(boxes[1:]) if len(boxes) > 1 else None
+
+
+def test_the_hooks_on_all_tensors_of_nested_modules_are_looked_at() -> None:
+    boxes = [[0] for _ in range(9)]
+    model = Nested(boxes)
+    state = State(model=model)
+
+    def look() -> Untouched:
+        return check_attributes(SimpleNamespace(), (state, model), (), state.tensors())
+
+    for box in boxes:
+        before = look()
+        box[0] += 1
+        with pytest.raises(HiddenState, match="is a value that a step changed"):
+            look().check_since(before)
+
+
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_what_torch_sets_on_an_optimizer_and_optimizers_in_it_are_no_hidden_state(
     *, is_listed: bool
@@ -980,6 +1005,20 @@ def test_a_commit_that_fails_commits_nothing() -> None:
         state.commit(1)
 
     assert (state.step, state.is_committed) == (0, False)
+
+
+def test_a_default_device_of_the_user_has_no_part_in_what_is_kept() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer("none", torch.zeros(0))
+    state = State(model=model, optimizer=torch.optim.SGD(model.parameters()))
+    expected = state.digest()
+
+    with torch.device("meta"):
+        state.commit(0)
+        packed = state.packed()
+        state.roll_back()
+        state.load(unpack(packed.meta, packed.to_bytes()))
+        assert state.digest() == expected
 
 
 def test_a_state_that_cannot_be_pickled_is_refused_by_name() -> None:
