@@ -16,7 +16,6 @@ import importlib
 import os
 import random
 import signal
-import statistics
 import sysconfig
 import threading
 import time
@@ -29,7 +28,7 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from phalanx import Runtime, WorkerContext
+from phalanx import RestartPolicy, Runtime, WorkerContext
 from phalanx.integrations.torch import Plan, State, Trainer, Training, sample_indices
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH = 128, 4, 3, 64, 4
@@ -95,12 +94,13 @@ def train(options: argparse.Namespace, text: bytes, kills: int) -> dict[str, Any
                     os.kill(pid, signal.SIGKILL)
                     killed.append((step, time.monotonic()))
 
-    given: dict[str, Any] = {"args": (text,), "seed": options.seed, "sharded": True}
+    policy = RestartPolicy(survivors="keep", intensity=(1 + kills * options.ranks, 60.0))
     timers = list[threading.Timer]()
     runtime = Runtime(console=None)  # the reports of deaths are left out
-    with runtime, Training(GPTTrainer, options.ranks, runtime=runtime, **given) as run:
+    given: dict[str, Any] = {"args": (text,), "seed": options.seed, "runtime": runtime}
+    with runtime, Training(GPTTrainer, options.ranks, sharded=True, policy=policy, **given) as run:
         for step in run.steps(options.steps):
-            losses.append(statistics.mean(row[0] for row in step.result))
+            losses.append(sum(row[0] for row in step.result) / options.ranks)
             used.update(sample for row in step.result for sample in row[1])
             bar = "#" * (30 * step.number // options.steps)
             print(f"\r[{bar:30}] step {step.number} loss {losses[-1]:.3f} ", end="", flush=True)

@@ -15,6 +15,7 @@ from benchmarks.harness.arguments import (
     count,
     give,
     several,
+    span,
 )
 from benchmarks.harness.machine import describe, sentence
 from benchmarks.harness.venvs import Environments
@@ -34,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take what is measured, and how long."""
     add = parser.add_argument
     add("--ranks", type=several(count), default=[2, 4], help="one after the other (default 2,4)")
-    add("--seconds", type=float, default=600.0, help="of each run with kills (default 600)")
-    add("--cadence", type=float, default=15.0, help="seconds from kill to kill (default 15)")
-    add("--calm", type=float, default=20.0, help="seconds before those (default 20)")
+    add("--seconds", type=span, default=600.0, help="of each run with kills (default 600)")
+    add("--cadence", type=count, default=15, help="seconds from kill to kill (default 15)")
+    add("--calm", type=span, default=20.0, help="seconds before those (default 20)")
     add("--rounds", type=int, default=30, help="of the steady cost; 0 for none (default 30)")
     text = (
         f"steps of one; no fewer than from one state in the buffers to the next (default {BLOCK})"
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1, help="of the kills")
     add("--every", type=count, help="steps between buffers, for ours (default: as Training has it)")
     add("--reserves", type=count, default=4, help="ranks that wait, for NVRx (default 4)")
-    add("--patience", type=float, default=150.0, help="seconds without a step (default 150)")
+    add("--patience", type=span, default=150.0, help="seconds without a step (default 150)")
     add_peer_env(parser)
     add_json(parser)
 

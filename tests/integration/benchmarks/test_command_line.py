@@ -185,6 +185,7 @@ def test_scale_gives_what_a_group_takes_by_its_size(tmp_path: Path) -> None:
         (("rpc", "--ranks", "0"), "at least 1"),
         (("rpc", "--seconds", "1e300"), "from 0 to 1e+09"),
         (("recovery", "--kills", "none"), "at least 1"),
+        (("training", "--cadence", "0"), "at least 1"),
         (("cluster", "--only", "moon"), "there are rank, node"),
         (("peers", "--install", "dask"), "no such peer"),
     ],
