@@ -26,7 +26,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
-from phalanx import RestartPolicy, Runtime, WorkerContext
+from phalanx import Intensity, RestartPolicy, Runtime, WorkerContext
 from phalanx.integrations.torch import Plan, State, Trainer, Training, replicate, sample_indices
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH = 128, 4, 3, 64, 4
@@ -94,7 +94,7 @@ def train(options: argparse.Namespace, text: bytes, kills: int) -> dict[str, Any
                     os.kill(pid, signal.SIGKILL)
                     killed.append((step, time.monotonic()))
 
-    policy = RestartPolicy(survivors="keep", intensity=(1 + kills * options.ranks, 60.0))
+    policy = RestartPolicy(survivors="keep", intensity=Intensity(1 + kills * options.ranks, 60.0))
     timers = list[threading.Timer]()
     runtime = Runtime(console=None)  # the reports of deaths are left out
     given: dict[str, Any] = {"args": (text,), "seed": options.seed, "runtime": runtime}

@@ -159,6 +159,8 @@ def _become_fresh() -> None:
     tempfile.tempdir = None  # it may set TMPDIR
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old: Any = getattr(sys, name)
+        if old is None:  # the launcher has none
+            continue
         old.flush()
         raw: Any = io.FileIO(fd, "w", closefd=False)
         raw.name = f"<{name}>"

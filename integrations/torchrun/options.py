@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import DevicePool
+from phalanx.runtime import DevicePool, ReportFolder
 from phalanx.supervision import PhalanxError, SpecError
 
 from .environment import RunEnvironment, environment_of
@@ -55,7 +55,7 @@ class Options:
     shutdown_timeout: float
     signals: tuple[signal.Signals, ...]
     preload: tuple[str, ...]
-    report_dir: Path | None
+    report_dir: ReportFolder | None
     ignored: tuple[str, ...] = ()
 
 
@@ -214,6 +214,7 @@ def options_of(parsed: argparse.Namespace, environ: Mapping[str, str] = os.envir
     for name in ("logs_specs", "numa_binding"):
         if (value := getattr(parsed, name)) is not None:
             raise SpecError(f"--{name.replace('_', '-')}", value, "not supported: leave it out")
+    given = parsed.report_dir
     environment = environment_of(
         environ,
         world_size=size,
@@ -232,7 +233,7 @@ def options_of(parsed: argparse.Namespace, environ: Mapping[str, str] = os.envir
         shutdown_timeout=_shutdown_timeout(parsed, environ),
         signals=_signals(parsed.signals_to_handle),
         preload=parsed.preload,
-        report_dir=parsed.report_dir,
+        report_dir=given and ReportFolder.of("--report-dir", given),
         ignored=tuple(_ignored(parsed)),
     )
 

@@ -63,7 +63,7 @@ def abort_process_groups() -> list[Any]:
         with contextlib.suppress(Exception):  # it raises that the time is over, or is not gloo's
             backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001  # as torch does
             if backend.name() == "gloo":
-                backend.recv_anysource([torch.empty(1, device="cpu")], _TAG).wait(_AT_ONCE)
+                backend.recv_anysource([torch.empty(1)], _TAG).wait(_AT_ONCE)
     nccl = [group for group in groups if _is_nccl(world, group)]
     if nccl:
         void_process_groups()

@@ -86,6 +86,7 @@ def test_variables_stand_for_options_and_the_command_line_goes_before() -> None:
         (["--tee", "1:4", "train.py"], "--tee='1:4'"),
         (["--local-ranks-filter", "a", "train.py"], "--local-ranks-filter='a'"),
         (["--log-dir", "train.py", "train.py"], "--log-dir='train.py'"),
+        (["--report-dir", "train.py", "train.py"], "--report-dir='"),
         (["--master-addr", "192.0.2.7", "train.py"], "--master-addr='192.0.2.7'"),
         (["--rdzv-endpoint", "192.0.2.7:29400", "train.py"], "--rdzv-endpoint='192.0.2.7'"),
         (["--master-port", "70000", "train.py"], "--master-port=70000"),
