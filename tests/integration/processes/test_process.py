@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 from tests.support.processes import LONG, Starter, is_alive, soon, wait_until
@@ -154,7 +154,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def traced(process: Process) -> Iterator[subprocess.Popen[str]]:
+def traced(process: Process) -> Generator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, "-S", "-c", TRACER, str(process.pid)],
         stdin=subprocess.PIPE,
