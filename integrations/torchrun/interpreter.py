@@ -103,20 +103,32 @@ def run_command(
     Raises:
         OSError: as `os.execve`.
     """
-    child = subprocess.Popen(
-        argv, executable=file, env=env, close_fds=False, start_new_session=True
-    )
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that come before the program
     is_asked = False
 
     def forward(number: int, _frame: types.FrameType | None) -> None:
         nonlocal is_asked
         is_asked = True
+        if child is None:
+            early.append(number)
+            return
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
 
     named = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
-    for number in {*_FORWARDED, *(getattr(signal, each, signal.SIGTERM) for each in named)}:
-        signal.signal(number, forward)
+    numbers = {*_FORWARDED, *(getattr(signal, each, signal.SIGTERM) for each in named)}
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        child = subprocess.Popen(
+            argv, executable=file, env=env, close_fds=False, start_new_session=True
+        )
+    except BaseException:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        raise
+    for number in early:
+        forward(number, None)
     status = child.wait()
     if status < 0:
         end_by(-status)

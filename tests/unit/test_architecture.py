@@ -73,8 +73,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "integrations": {
         "follower": set(),
         "prometheus": {"follower"},
-        "torch": set(),
         "torchrun": set(),
+        "torch": {"torchrun"},  # where a script that it restarts finds memory
         "vllm": set(),
         "web": {"follower"},
     },
