@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .figures import Found, digest_at, evaluate
@@ -58,6 +60,7 @@ class Measurement:
             found.overhead = self._overhead(system)
             say(found, "kills")
             self._disturb(system, found)
+            say(found, json.dumps(asdict(found)))  # what a run that is ended later has found
         except GaveUp as error:
             found.why = f"{error} (after {found.kills} kills)" if found.kills else str(error)
             say(found, found.why)
