@@ -45,7 +45,6 @@ from .linux.cgroup import usable_processors as usable_processors
 from .memory.arena import ARENA_IDLE as ARENA_IDLE
 from .memory.arena import Arena as Arena
 from .memory.budget import writable_bytes as writable_bytes
-from .memory.shared_file import make_shared_file as make_shared_file
 from .memory.shared_lock import LockHolder as LockHolder
 from .memory.shared_lock import SharedLock as SharedLock
 from .memory.shared_lock import create_lock_file as create_lock_file

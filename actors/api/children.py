@@ -108,7 +108,7 @@ def executor_child(
             unused, users = kept.setdefault(ctx.path, ([], []))
 
             def has_ended() -> bool:  # the start before, if that was given up: it has the states
-                return bool(unused) or not any(each.begun.is_set() for each in users)
+                return bool(unused) or not any(each.is_abandoned for each in users)
 
             if not changed.wait_for(has_ended, _END):
                 raise RuntimeFault(f"the start of {ctx.path} that was given up has not ended")

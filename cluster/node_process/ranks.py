@@ -349,7 +349,7 @@ class Ranks:
             return
 
     def _spawn(self, act: Callable[[], None], what: str) -> None:
-        """Have *act* run on a thread of its own, as soon as one is to be had."""
+        """Run *act* on a new thread; if none can be started, a little later."""
         try:
             threading.Thread(target=act, name=f"phalanx-{what}", daemon=True).start()
         except RuntimeError:  # the limit of threads is reached

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from phalanx.runtime import check_folder, descriptors, make_shared_file, writable_bytes
+from phalanx.runtime import check_folder, descriptors, writable_bytes
 from phalanx.supervision import SpecError
 
 from .errors import NoRoom, StateLost, WorldSizeChanged
@@ -133,7 +133,7 @@ class Store:
     def _make(self, name: str, size: int = _HEAD) -> str:
         """Make the file *name*, of zeros, if it is missing; return the path for the ranks."""
         if self._folder is None:
-            shared, fd = make_shared_file(f"phalanx-train-{name}", size)
+            shared, fd = descriptors.make_shared_file(f"phalanx-train-{name}", size)
             self._fds.append(fd)
             return shared
         path = self._folder / name

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phalanx.integrations.torchrun.state_memory import find_state_memory
+from phalanx.integrations.torchrun.environment import find_state_memory
 from phalanx.supervision import SpecError, check_kind
 
 from .agreement import Claim, agree, difference

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ from phalanx.supervision import (
     require_package,
 )
 
+from .environment import make_state_memory
 from .logs import Tail, open_logs
-from .state_memory import make_state_memory
 from .summary import Failure, pass_on, root_cause, summary
 from .worker import Job, ScriptWorker
 
@@ -123,7 +124,8 @@ class _Run:
         self._signals = signals
         self._tail = tail
         self._path = tuple(sys.path)
-        self._memory = make_state_memory(options.world_size)
+        memory = make_state_memory(options.world_size)
+        self._environment = replace(options.environment, state_memory=memory)
         self._restarts = 0  # before the first round that began
         self._exits: list[WorkerExited] = []  # of the last round
         self._passed_on: signal.Signals | None = None
@@ -164,11 +166,10 @@ class _Run:
         options = self._options
         job = Job(
             program=options.program,
-            environment=options.environment,
+            environment=self._environment,
             logs=self._logs,
             path=self._path,
             hang_after=options.hang_after,
-            state_memory=self._memory,
             restarts=self._restarts,
         )
         # Left to itself torch takes the threads that it takes under torchrun.

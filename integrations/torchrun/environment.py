@@ -1,17 +1,23 @@
-"""The environment variables of a rank, as torchrun sets them.
+"""The environment variables of a rank: those that torchrun sets, and the memory for its state.
 
 Source: ``LocalElasticAgent._start_workers`` and ``_set_local_rank_env`` of torch 2.13.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from phalanx.runtime import descriptors
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+STATE_MEMORY = "PHALANX_STATE_MEMORY"
+_PAGE = 4096  # bytes that a file has before it is used
+_RANKS = 64  # of the table, for each page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,7 @@ class RunEnvironment:
         given: The launcher's values of variables that phalanx sets for its workers otherwise; None
             for those that were not set.
         virtual: Whether each rank sees one GPU only, as device 0.
+        state_memory: As from `make_state_memory`; empty for none.
     """
 
     world_size: int
@@ -30,6 +37,7 @@ class RunEnvironment:
     max_restarts: int
     given: Mapping[str, str | None]
     virtual: bool = False
+    state_memory: str = ""
 
     def of_rank(
         self, rank: int, restart: int, error_file: str, address: str, port: int
@@ -54,6 +62,7 @@ class RunEnvironment:
             "TORCHELASTIC_RUN_ID": self.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_ERROR_FILE": error_file,
+            STATE_MEMORY: self.state_memory or None,
             **({"CUDA_VISIBLE_DEVICES": self._gpu(rank)} if self.virtual else {}),
         }
 
@@ -94,3 +103,19 @@ def environment_of(
         given=given,
         virtual=virtual,
     )
+
+
+def make_state_memory(world_size: int) -> str:
+    """Return the paths of two files of each rank, and of a table; this process holds them open."""
+    names = [f"rank-{rank}.{each}" for rank in range(world_size) for each in "ab"]
+    size = _PAGE * (1 + world_size // _RANKS)
+    files = (descriptors.make_shared_file(f"phalanx-{name}", size) for name in (*names, "table"))
+    return ":".join(path for path, _ in files)
+
+
+def find_state_memory() -> tuple[tuple[tuple[str, str], ...], str] | None:
+    """Return the two paths of each rank, and the table's; None in no rank of such a run."""
+    if not (value := os.environ.get(STATE_MEMORY)):
+        return None
+    *slots, table = value.split(":")
+    return tuple(zip(slots[::2], slots[1::2], strict=True)), table

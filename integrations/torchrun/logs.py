@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Final, Literal
 
-from phalanx.runtime import make_shared_file
+from phalanx.runtime import descriptors
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def open_logs(spec: LogSpec, run_id: str, world_size: int) -> LogPlan:
         SpecError: the folder cannot be made.
     """
     if not spec.has_files:
-        files = (make_shared_file(f"error-{rank}") for rank in range(world_size))
+        files = (descriptors.make_shared_file(f"error-{rank}") for rank in range(world_size))
         return LogPlan(spec, None, tuple(path for path, _ in files))
     try:
         base = spec.folder

@@ -18,7 +18,6 @@ from phalanx.supervision import RuntimeFault
 from .activity import Activity
 from .interpreter import run_command, run_python
 from .logs import STREAMS, LogPlan
-from .state_memory import VARIABLE
 
 if TYPE_CHECKING:
     from .environment import RunEnvironment
@@ -32,7 +31,6 @@ class Job:
     Attributes:
         path: ``sys.path`` without the program's own folder.
         hang_after: As in `Options`.
-        state_memory: As from `make_state_memory`.
         restarts: Those that were spent before the first round that began.
     """
 
@@ -41,7 +39,6 @@ class Job:
     logs: LogPlan
     path: tuple[str, ...]
     hang_after: float | None
-    state_memory: str
     restarts: int
 
 
@@ -106,7 +103,6 @@ class ScriptWorker(WorkerActor):
                 os.environ[name] = value
             else:
                 os.environ.pop(name, None)
-        os.environ[VARIABLE] = self._job.state_memory
 
 
 def record(error: BaseException, error_file: str) -> None:

@@ -100,6 +100,22 @@ def closed_on_error(entry: int | Closeable) -> Generator[None]:
         raise
 
 
+def make_shared_file(name: str, size: int = 0) -> tuple[str, int]:
+    """Make a memory file of *size* zeros, which other processes open by a path while it is open.
+
+    Returns:
+        The path, and the descriptor, which is registered.
+
+    Raises:
+        OSError: there is no memory, or no descriptor, for it.
+    """
+    fd = own(os.memfd_create(name, os.MFD_CLOEXEC))
+    with closed_on_error(fd):
+        if size:
+            os.posix_fallocate(fd, 0, size)
+    return f"/proc/{os.getpid()}/fd/{fd}", fd
+
+
 def _close_all() -> None:
     for entry in list(_owned):
         with contextlib.suppress(OSError):

@@ -43,7 +43,7 @@ class StartContext:
         handle: The return value of the start function; None before.
         nested: The supervisor that the child is, from the beginning of its start; None for others.
         begun: Set when a start function that waits for it may return: its child has begun, or
-            nobody waits for it any longer.
+            the start is abandoned.
         lifeline: Ends with the child.
     """
 
@@ -154,6 +154,11 @@ class StartContext:
 
     def _post_end(self, reason: ExitReason, directive: Directive | None) -> None:
         self._post(msg.Exited(self.key, self.serial, reason, directive, self._was_useful))
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the supervisor has given the start up."""
+        return self._abandoned is not None
 
     def abandon(self, reason: ExitReason = SHUTDOWN) -> None:
         """Post nothing from now on; end the child, also one that starts later."""

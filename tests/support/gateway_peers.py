@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from phalanx.runtime import Arena, Frame, Kind, Payload, Runtime
+from phalanx.runtime import Arena, Frame, Kind, Payload, RelaySlot, Runtime, WorkerRelay
 from phalanx.runtime.remote.gateway import Gateway
 from phalanx.runtime.remote.link import BODIES, Delivery, Lane, Line, Link, Say, records
 from phalanx.runtime.remote.options import Zmq
@@ -241,3 +241,14 @@ def listening(pid: int) -> set[str]:
 
 
 Joined = Callable[[Driver], tuple[Slot, Rank]]
+
+
+def open_beside(relay: WorkerRelay, slot: Slot) -> RelaySlot:
+    """Return the slot of *relay* that stands for *slot* on its own side."""
+    (beside,) = relay.open_slots(
+        slot.address.invitation,
+        [(slot.address.number, 1)],
+        deadline=time.monotonic() + LONG,
+        is_wanted=lambda: True,
+    )
+    return beside

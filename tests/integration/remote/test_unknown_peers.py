@@ -8,12 +8,11 @@ import os
 import pickle
 import resource
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress
+from tests.support.gateway_peers import LONG, Driver, Joined, Rank, RankAddress, open_beside
 
 from phalanx.runtime import (
     EVERY_RANK,
@@ -136,12 +135,7 @@ def test_a_worker_is_told_that_the_state_it_restores_found_no_room_on_its_machin
     relay = WorkerRelay(runtime.launcher, "relay")
     slot = driver.add_rank()
     with contextlib.closing(relay):
-        (beside,) = relay.open_slots(
-            slot.address.invitation,
-            [(slot.address.number, 1)],
-            deadline=time.monotonic() + LONG,
-            is_wanted=lambda: True,
-        )
+        beside = open_beside(relay, slot)
         fds = beside.worker_fds()
         with (
             socket.socket(fileno=os.dup(fds["data"])) as data,

@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from tests.support.gateway_peers import LONG, Driver
+from tests.support.gateway_peers import LONG, Driver, open_beside
 from tests.support.processes import wait_until
 
 from phalanx.runtime import Frame, Kind, Payload, RelaySlot, Runtime, WorkerRelay
@@ -61,12 +61,7 @@ def test_what_a_worker_wrote_before_its_end_arrives_however_long_the_link_was_st
     slot = driver.add_rank(0)
     count = 5 * WINDOW
     with contextlib.closing(relay), contextlib.ExitStack() as stack:
-        (beside,) = relay.open_slots(
-            slot.address.invitation,
-            [(slot.address.number, 1)],
-            deadline=time.monotonic() + LONG,
-            is_wanted=lambda: True,
-        )
+        beside = open_beside(relay, slot)
         fds = beside.worker_fds()
         ends = {name: socket.socket(fileno=os.dup(fds[name])) for name in ("data", "control")}
         for end in ends.values():
