@@ -369,7 +369,7 @@ class Worker:
 
 
 class Spare(Worker):
-    """A fake spare, which does only what it is told to."""
+    """A fake spare, which takes orders and does nothing else."""
 
     def get_warm(self) -> None:
         if self.status is None:

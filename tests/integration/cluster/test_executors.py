@@ -527,8 +527,8 @@ def test_health_does_not_take_the_number_of_a_ranks_process_for_one_of_this_mach
     made, mark = nodes(Stuck, 2, ranks_per_node=1), tmp_path / "mark"
     made.group.tell("hang", args=("deadlock", str(mark), 1), rank=1)
     wait_until(mark.exists)
-    nobody = Vitals()
-    monkeypatch.setattr(Vitals, "of", lambda _pid: nobody)  # as where none here has that number
+    absent = Vitals()
+    monkeypatch.setattr(Vitals, "of", lambda _pid: absent)  # no process here has that number
 
     with pytest.raises(Unhealthy) as silent:
         made.group.check_health(1.0)

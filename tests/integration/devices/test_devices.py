@@ -275,7 +275,7 @@ def test_a_pool_without_a_free_device_fails_the_start_at_once_and_leaves_nothing
 
 
 class FullForAWhile(FakeGpus):
-    """The device that is asked for first, once it is told to be *slow*, stays full for a while."""
+    """The device that is asked for first, once *slow* is set, stays full for a while."""
 
     is_slow = False
     first = ""

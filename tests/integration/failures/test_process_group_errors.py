@@ -346,7 +346,7 @@ def test_a_caller_that_waits_for_room_gets_it_when_the_ranks_are_in_step_again(
     queued = add(ex, 1.0)
     made: list[Any] = []
     waiting = start_thread(lambda: made.append(add(ex, 2.0)))
-    wait_until(lambda: ex._group.plane._queue.blocked)  # nobody else is told of it
+    wait_until(lambda: ex._group.plane._queue.blocked)  # no event reports it
 
     queued.abandon()
     gate.touch()

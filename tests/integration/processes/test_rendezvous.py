@@ -231,7 +231,7 @@ def test_a_store_that_cannot_be_started_is_an_event(core: tuple[EventLoop, Launc
 
 
 class FailsLate:
-    """A launcher that fails once it is told to."""
+    """A launcher that fails, once `fails` is set."""
 
     def __init__(self) -> None:
         self.begun, self.fails = threading.Event(), threading.Event()

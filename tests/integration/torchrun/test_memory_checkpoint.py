@@ -1,4 +1,4 @@
-"""A script under `phalanx torchrun` goes on from memory, and ends as if nobody had died."""
+"""A script under `phalanx torchrun` goes on from memory, and ends as if no rank had died."""
 
 from __future__ import annotations
 
