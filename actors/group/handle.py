@@ -187,7 +187,8 @@ class Group:
         self._keys = itertools.count()
         self._subscribers: dict[int, Callable[[Any], None]] = {}
         self._when_failed: list[Callable[[ExitReason], None]] = []
-        self._context = None if parent is None else parent.ctx
+        # Of the context this alone, which keeps no executor in memory.
+        self._given_up = threading.Event() if parent is None else parent.ctx.begun
         self._pid = os.getpid()
         self._lock = ReentrantLock()  # `request_close` acts once, and may be called within it
         self._before: Group | None = None
@@ -582,7 +583,7 @@ class Group:
         """
         # No deadline of its own: each start has one, and so has the stop that follows a failed one.
         while not wait_event(self.ready, _QUIET):
-            if self._context is not None and self._context.is_abandoned:
+            if self._given_up.is_set():
                 self.kill()
         if self.closing:
             open_executors.stay_until_the_end()

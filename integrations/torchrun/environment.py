@@ -62,8 +62,8 @@ class RunEnvironment:
             "TORCHELASTIC_RUN_ID": self.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_ERROR_FILE": error_file,
-            STATE_MEMORY: self.state_memory or None,
             **({"CUDA_VISIBLE_DEVICES": self._gpu(rank)} if self.virtual else {}),
+            **({STATE_MEMORY: self.state_memory} if self.state_memory else {}),
         }
 
     def _gpu(self, rank: int) -> str:
