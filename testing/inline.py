@@ -103,10 +103,12 @@ class InlineGroup:
         stream: StreamInbox | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
+        size: int | None = None,
+        of_output: bool = False,
         at_once: bool = True,
     ) -> Any:
         """Run a call here and now, and return its value, its future or its stream."""
-        del at_once  # nothing waits for its turn
+        del size, of_output, at_once  # there is one rank, and nothing waits for its turn
         if timeout is not None:
             check_timeout(timeout)
         name, _ = self.methods.declared_of(method, each)

@@ -105,8 +105,7 @@ class CallMethods(Generic[W]):
             self.layout.check_rank("unique_reply_rank", unique_reply_rank)
         if aggregate is not None:
             check_callable("aggregate", aggregate)
-            lead = self.layout.output_rank if unique_reply_rank is None else unique_reply_rank
-            want = None
+            want, lead = None, unique_reply_rank or 0
         return self._call(
             COLLECTIVE,
             method,
@@ -118,6 +117,7 @@ class CallMethods(Generic[W]):
             non_block=non_block,
             aggregate=aggregate,
             lead=lead,
+            of_output=aggregate is not None and unique_reply_rank is None,
         )
 
     @overload
@@ -186,6 +186,7 @@ class CallMethods(Generic[W]):
             timeout=timeout,
             retries=retries,
             non_block=non_block,
+            size=size,
         )
 
     def call(
@@ -395,19 +396,19 @@ class CallMethods(Generic[W]):
         """Call the method *name* on every rank; return the value that it declares."""
         declared = self._group.methods.find(name).declared
         reply, layout = declared.reply, self.layout
-        want = reply if isinstance(reply, int) else None
-        if reply is None or reply == "output":
-            want = layout.output_rank
-        aggregate: Callable[[list[Any], int], Any] | None = None
+        if timeout is None:
+            timeout = declared.timeout
+        terms: dict[str, Any] = {"retries": retries, "non_block": non_block}
+        if reply == "every" or isinstance(reply, int):
+            want = None if reply == "every" else reply
+            return self.collective_rpc(name, timeout, args, kwargs, unique_reply_rank=want, **terms)
         if reply == "driver":
-            aggregate = lambda values, _: [values[rank] for rank in layout.driver_ranks]  # noqa: E731
-        return self.collective_rpc(
-            *(name, declared.timeout if timeout is None else timeout, args, kwargs),
-            non_block=non_block,
-            unique_reply_rank=want,
-            aggregate=aggregate,
-            retries=retries,
-        )
+            terms["aggregate"] = lambda values, _: [values[rank] for rank in layout.driver_ranks]
+            terms["size"] = layout.world_size
+        else:
+            terms |= {"want": 0, "of_output": True}
+        each = [_arguments(args, kwargs)]
+        return self._call(COLLECTIVE, name, each, timeout=timeout, **terms)
 
     @property
     def steps(self) -> W:

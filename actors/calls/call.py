@@ -105,7 +105,9 @@ class Call:
     Attributes:
         payloads: One for all ranks, or one for each.
         want: The rank whose value is wanted; None for every rank's.
+        of_output: Whether *want*, or *lead*, is the output rank that there is when it is sent.
         aggregate: Given all values and *lead*, returns the value; None for the list of them.
+        size: The number of ranks that it was made for; None for any.
         rank: The rank a SINGLE call goes to; the rank a POOL call went to.
         retries: How many deaths may still send it again.
         hang_after: Seconds it may run on a rank; None for no limit.
@@ -130,9 +132,9 @@ class Call:
     # Slots, tuples for empty lists, plain assignments: a pipeline makes thousands of these.
     __slots__ = (
         *("aggregate", "answers", "asked", "done", "error", "failed", "future", "hang_after"),
-        *("lead", "made_at", "name", "options", "payloads", "probe", "rank", "reports", "retries"),
-        *("seq", "shape", "snapshots", "span", "stream", "timer", "under_hold", "waiters", "want"),
-        *("watchers", "wire"),
+        *("lead", "made_at", "name", "of_output", "options", "payloads", "probe", "rank"),
+        *("reports", "retries", "seq", "shape", "size", "snapshots", "span", "stream", "timer"),
+        *("under_hold", "waiters", "want", "watchers", "wire"),
     )
 
     def __init__(
@@ -152,6 +154,8 @@ class Call:
         self.want: int | None = None
         self.aggregate: Callable[[list[Any], int], Any] | None = None
         self.lead = 0
+        self.of_output = False
+        self.size: int | None = None
         self.rank: int | None = None
         self.hang_after: float | None = None
         self.stream: StreamInbox | None = None
@@ -172,11 +176,18 @@ class Call:
         self.under_hold = False
         self.made_at = 0.0
 
+    def follow(self, output_rank: int) -> None:
+        """Take the answer of *output_rank*, or have it lead."""
+        if self.aggregate is None:
+            self.want = output_rank
+        else:
+            self.lead = output_rank
+
     def fits(self, size: int) -> bool:
         """Whether a group of *size* ranks can answer it."""
         return (
-            len(self.payloads) in (1, size)
-            and (self.want is None or self.want < size)
+            self.size in (None, size)
+            and max(self.lead, self.want or 0) < size
             and (self.rank is None or self.rank < size)
         )
 
@@ -185,9 +196,9 @@ class Call:
         remedy = f"{self.name}: the group was resized to {size} ranks; nothing was sent"
         if self.rank is not None:
             return SpecError("rank", self.rank, remedy)
-        if self.want is not None and self.want >= size:
-            return SpecError("unique_reply_rank", self.want, remedy)
-        return SpecError("world_size", size, f"{remedy}: it was made for {len(self.payloads)}")
+        if self.size is None:
+            return SpecError("unique_reply_rank", max(self.lead, self.want or 0), remedy)
+        return SpecError("world_size", size, f"{remedy}: it was made for {self.size}")
 
     def void(self) -> Call:
         """Return what stands for it, once it is done, on the lists of ranks that still owe it."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
     from phalanx.actors.observe.status_feed import CallMeter
+    from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, EventLoop, Timer
 
     from .call import Call
@@ -90,7 +91,7 @@ class CallPlane:
     def __init__(
         self,
         loop: EventLoop,
-        size: int,
+        layout: Layout,
         *,
         depth: int,
         snapshots: CheckpointCoordinator | None,
@@ -113,9 +114,10 @@ class CallPlane:
         self._snapshots = snapshots
         self._spins = spins
         self._is_near = poller is None
+        size = layout.world_size
         self._fit(size)
         self._on_end = on_end
-        self._queue = CallQueue(size, depth)
+        self._queue = CallQueue(layout, depth)
         self._table = table = RankTable(size)
         with descriptors.closed_on_error(self.arena):
             self._reader = reader = Reader(
@@ -413,18 +415,18 @@ class CallPlane:
             self._queue.closed = closed
             self._queue.admit(self._reader.fulfil, everyone=True)
 
-    def expect(self, size: int, show: Callable[[], None]) -> None:
-        """Accept only calls for *size* ranks, and fail those queued for another; `resize` follows.
+    def expect(self, layout: Layout, show: Callable[[], None]) -> None:
+        """Accept only calls for *layout*, and fail those that do not fit it; `resize` follows.
 
-        *show* publishes the size: before a call fails for it, after the first can be made for it.
+        *show* publishes it: before a call fails for it, after the first can be made for it.
         """
         with self.lock.asked():
             self._finish_turn()
-            misfits = self._queue.expect(size)
-            self._fit(size)
+            misfits = self._queue.expect(layout)
+            self._fit(layout.world_size)
             show()
             for call in misfits:
-                self.settle(call, call.misfit(size))
+                self.settle(call, call.misfit(layout.world_size))
             self._queue.admit(self._reader.fulfil)
 
     def resize(self, size: int) -> None:

@@ -20,6 +20,8 @@ from .reader import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from phalanx.actors.spec.layout import Layout
+
     from .call import Call
     from .rank import RankSlot, RankTable
 
@@ -30,7 +32,7 @@ class CallQueue:
     """The queues of one group.
 
     Args:
-        size: The ranks that calls are made for.
+        layout: Of the ranks that calls are made for.
         depth: Calls that may wait, and calls that one rank may have been sent and not answered.
 
     Attributes:
@@ -42,8 +44,8 @@ class CallQueue:
         closed: Returns the error of new calls; None while they are accepted.
     """
 
-    def __init__(self, size: int, depth: int) -> None:
-        self.size = size
+    def __init__(self, layout: Layout, depth: int) -> None:
+        self._set(layout)
         self.everyone: deque[Call] = deque()
         self.alone: dict[int, deque[Call]] = {}
         self.pool: deque[Call] = deque()
@@ -69,6 +71,8 @@ class CallQueue:
 
     def add(self, call: Call) -> None:
         """Append *call*; put one that is sent in a pause first."""
+        if call.of_output:
+            call.follow(self._output_rank)
         if call.under_hold:
             self._queue(call).appendleft(call)
         elif call.shape is COLLECTIVE:
@@ -95,13 +99,20 @@ class CallQueue:
             assert call.rank is not None
             del self.alone[call.rank]
 
-    def expect(self, size: int) -> list[Call]:
-        """Take calls for *size* ranks from now on; remove and return those that do not fit."""
-        self.size = size
-        misfits = [call for call in self if not call.fits(size)]
-        for call in misfits:
-            self.remove(call)
+    def expect(self, layout: Layout) -> list[Call]:
+        """Take calls for *layout* from now on; remove and return those that do not fit."""
+        self._set(layout)
+        misfits: list[Call] = []
+        for call in self:
+            if call.of_output:
+                call.follow(self._output_rank)
+            if not call.fits(self.size):
+                self.remove(call)
+                misfits.append(call)
         return misfits
+
+    def _set(self, layout: Layout) -> None:
+        self.size, self._output_rank = layout.world_size, layout.output_rank
 
     def clear(self) -> None:
         """Remove every call."""

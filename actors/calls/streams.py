@@ -157,7 +157,8 @@ class Streams:
         if not inbox.items:
             inbox.since = self._plane.clock()
         inbox.items.append((rank, frame))
-        if inbox.timer is None and inbox.ticket is None:
+        # Its consumer may have been interrupted in its wait: a later item looks, if one can come.
+        if inbox.timer is None and (inbox.ticket is None or inbox.window == 1):
             self._check_later(call, inbox)
         self._expect(inbox, None)
 

@@ -421,7 +421,7 @@ class GroupActor(ProtectedActor):
             self.group.probe.on_point("planned", ranks=plan.ranks, size=plan.size)
         if plan.layout is not None:
             self._layout = plan.layout
-            self._plane.expect(plan.layout.world_size, self._show)
+            self._plane.expect(plan.layout, self._show)
         if plan.size is None:
             decision = decide.restart(self._state, plan.ranks, force=plan.force)
         else:

@@ -54,6 +54,7 @@ from phalanx.runtime import (
 from phalanx.supervision import (
     SHUTDOWN,
     CallerError,
+    CallTimeout,
     ExecutorClosed,
     NotPicklable,
     Phase,
@@ -238,7 +239,7 @@ class Group:
             made.callback(self.hang_limits.close)
             self.plane = CallPlane(
                 self.runtime.loop,
-                spec.world_size,
+                spec.layout,
                 depth=spec.limits.queue_depth,
                 snapshots=self.checkpoints,
                 spins=not spec.is_remote,
@@ -424,6 +425,8 @@ class Group:
         stream: StreamInbox | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
+        size: int | None = None,
+        of_output: bool = False,
         at_once: bool = False,
     ) -> Any:
         """Make a call, and return its value, its future or its stream; see `Call`.
@@ -472,6 +475,8 @@ class Group:
         call.hang_after = None if limit == math.inf else limit
         call.aggregate = aggregate
         call.lead = lead
+        call.size = size
+        call.of_output = of_output
         if non_block:
             return self._submit(call, at_once=at_once)
         return self._wait_for(call)
@@ -709,7 +714,11 @@ class Group:
                     msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
                 if not force and self.checkpoints is not None and self.checkpoints.is_unsaved():
-                    self.save(self._left(deadline), under_hold=True)
+                    try:
+                        self.save(self._left(deadline), under_hold=True)
+                    except CallTimeout as error:
+                        msg = f"the state is not stored after {timeout:g} s; nothing was changed"
+                        raise TimeoutError(msg) from error
                 plan = make()
                 if plan is not None:
                     self.tell(plan)

@@ -337,6 +337,24 @@ def test_a_stream_that_nobody_takes_is_closed_and_its_late_taker_told(make: Make
     assert_closed(ex)
 
 
+def test_the_one_item_that_a_left_event_loop_waited_for_has_the_limit(
+    make: Make, gate: Path
+) -> None:
+    ex = make(Source, 1)
+    stream = ex.stream("gated", args=(str(gate),), rank=0, window=1, take_within=0.2)
+    assert next(stream) == "before"
+    loop = asyncio.new_event_loop()
+    taker = loop.create_task(stream.__anext__())
+    loop.run_until_complete(asyncio.sleep(0))
+    gate.touch()
+
+    assert ex.call("number", WAIT, rank=0) == 7
+    assert loop.run_until_complete(taker) == "after"
+    with pytest.raises(StreamNotTaken):
+        next(stream)
+    loop.close()
+
+
 def test_a_stream_that_is_being_taken_has_no_limit(make: Make, gate: Path) -> None:
     ex = make(Source, 1)
     stream = ex.stream("gated", args=(str(gate),), rank=0, take_within=0.05)

@@ -454,6 +454,19 @@ def test_a_checkpoint_on_demand_has_a_timeout(wrong: Make, when: Path) -> None:
     ex.kill()
 
 
+def test_a_restart_that_has_no_time_to_take_the_state_changes_nothing(
+    wrong: Make, when: Path
+) -> None:
+    ex = wrong("checkpoint", "hang", checkpoint=CheckpointPolicy())
+    add(ex)
+    when.touch()
+
+    with pytest.raises(TimeoutError, match="not stored after 0.1 s; nothing was changed"):
+        ex.restart(timeout=0.1)
+    assert [info.incarnation for info in ex.ranks] == [1, 1]
+    ex.kill()
+
+
 @pytest.mark.parametrize(
     ("how", "given_back"),
     [

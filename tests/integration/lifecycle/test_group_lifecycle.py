@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +546,7 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
         ex.call("rank", non_block=True, rank=2),
         ex.scatter("echo", args=[(0,), (1,), (2,)], non_block=True),
         ex.collective_rpc("rank", unique_reply_rank=1, non_block=True),
+        ex.collective_rpc("rank", unique_reply_rank=1, aggregate=getitem, non_block=True),
     ]
     stream = ex.stream(lambda _worker: iter("ab"), rank=2)
     ex.tell("rank", rank=2)
@@ -552,10 +554,8 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
     gate.touch()
 
     assert held.result(30) is None
-    for future, field in zip(queued, ("rank", "world_size", "unique_reply_rank"), strict=True):
-        with pytest.raises(SpecError) as caught:
-            future.result(30)
-        assert caught.value.field == field
+    fields = ["rank", "world_size", "unique_reply_rank", "unique_reply_rank"]
+    assert [refused_field(each) for each in queued] == fields
     with pytest.raises(SpecError):
         next(stream)
     assert ex.world_size == ex.status().world_size == 1  # the new ranks are still in their start
@@ -565,6 +565,32 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
     ex.drain(30)
     resizing.join(30)
     assert stays.result(30) == 0
+
+
+def test_a_call_that_waits_for_a_resize_has_the_ranks_that_it_names(make: Make, gate: Path) -> None:
+    ex = make(world_size=1)
+    held = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
+    resizing = start_thread(ex.resize, 2, layout=Layout(pipeline=2))
+    wait_until(lambda: ex._group.plane.holds)
+    spread = ex.scatter("echo", args=[("one",)], non_block=True)
+    first = ex.collective_rpc("rank", unique_reply_rank=0, aggregate=getitem, non_block=True)
+    outputs = [
+        ex.collective_rpc("rank", aggregate=getitem, non_block=True),
+        ex.proxy().rank.future(),
+    ]
+    gate.touch()
+
+    assert held.result(30) is None
+    assert refused_field(spread) == "world_size"
+    assert first.result(30) == 0
+    assert [each.result(30) for each in outputs] == [1, 1]  # of the last stage, as there is now
+    resizing.join(30)
+
+
+def refused_field(future: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        future.result(30)
+    return caught.value.field
 
 
 def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(make: Make, gate: Path) -> None:
