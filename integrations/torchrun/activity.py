@@ -34,7 +34,11 @@ class Activity:
         pid, before = os.getpid(), 0.0
         while True:
             time.sleep(self._interval)
-            tasks = procfs.descendants(procfs.read_all(), [pid])
+            try:
+                tasks = procfs.descendants(procfs.read_all(), [pid])
+            except OSError:  # no descriptor is free, which says nothing
+                self._report()
+                continue
             waits = (Vitals.of(each) for each in tasks)
             children = [each for each in waits if each.state]
             # Without this thread's own.

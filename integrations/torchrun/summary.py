@@ -152,8 +152,8 @@ def _message_of(record: dict[str, Any], at: float) -> tuple[str, float]:
         extra = _table(message.get("extraInfo")) or {}
         text = extra.get("py_callstack", message.get("message", _NONE))
         stamp = extra.get("timestamp", at)
-    with suppress(TypeError, ValueError):
-        at = float(stamp)
+    with suppress(TypeError, ValueError, OverflowError):
+        at = dt.datetime.fromtimestamp(float(stamp), dt.UTC).timestamp()  # if there is such a day
     return str(text), at
 
 

@@ -91,6 +91,9 @@ def test_an_error_of_a_round_before_is_not_that_of_a_rank_that_ends_at_its_start
         ('{"message": "text", "timestamp": "x"}', "text"),
         ('{"message": {"message": "text", "extraInfo": 5}}', "text"),
         ('{"message": {"extraInfo": {"timestamp": null}}}', "<N/A>"),
+        ('{"message": "text", "timestamp": 1e300}', "text"),
+        ('{"message": "text", "timestamp": "inf"}', "text"),
+        ('{"message": "text", "timestamp": NaN}', "text"),
     ],
 )
 def test_an_error_file_may_hold_anything(logs: LogPlan, content: str, message: str) -> None:
