@@ -67,6 +67,11 @@ def agree(claims: Sequence[Claim], *, sharded: bool, used: bool) -> Source:
     return Source("new", 0, -1, 0)
 
 
+def is_due(count: int) -> bool:
+    """Whether *count* is 1, 2, 4, 8 and so on: for what takes long, and finds what stays."""
+    return count > 0 and not count & count - 1
+
+
 def difference(rows: Sequence[Mapping[str, int]]) -> str:
     """Say which objects are not what rank 0 has, by the *rows* of all ranks: names and checksums.
 

@@ -46,6 +46,7 @@ _ROW_SIZE = 64  # bytes; a cache line
 _NONE = -1  # the step of a buffer without a state
 _WRITE_TIMEOUT = 60.0  # seconds that a rank waits for the others to have written a step
 _LOOK_AGAIN = 0.0005
+_STRIDE = 8 << 20  # bytes reserved between two looks at the free memory
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _RUN = "training.json"
 _RUN_KEYS = ("world_size", "seed", "sharded")
@@ -176,11 +177,12 @@ class _Slot:
         if size <= self.size:
             return
         size += -size % (1 << 20)
-        room = writable_bytes(size - self.size) if where == "memory" else size
-        if room < size - self.size:
-            raise NoRoom(where, size, f"{room} bytes are free")
         try:
-            os.posix_fallocate(self._fd, 0, size)
+            for start in range(self.size, size, _STRIDE):
+                room = writable_bytes(size - start) if where == "memory" else size
+                if room < size - start:  # other ranks take some at the same time
+                    raise OSError(f"{room} bytes are free")  # noqa: TRY301  # as the kernel does
+                os.posix_fallocate(self._fd, start, min(_STRIDE, size - start))
             self._map = mmap.mmap(self._fd, size)
         except OSError as error:
             with contextlib.suppress(OSError):

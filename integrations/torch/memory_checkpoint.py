@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from phalanx.integrations.torchrun.environment import find_state_memory
 from phalanx.supervision import SpecError, check_kind
 
-from .agreement import Claim, agree, difference
+from .agreement import Claim, agree, difference, is_due
 from .buffers import Paths, RankBuffers
 from .errors import TrainingError, WorldSizeChanged
 from .state import State
@@ -26,8 +26,9 @@ class MemoryCheckpoint:
     0 and `save` does nothing. ``examples/torchrun_script.py`` has a checkpoint on a disk, which is
     needed beside it where a run is to outlive its launcher.
 
-    Only what is in *state* is kept. The result does not depend on restarts if samples and random
-    numbers are functions of the step (`sample_indices`, `seed_step`), and DDP has `fix_buckets`.
+    Only what is in *state* is kept, generators of torch as they are. The result does not depend on
+    restarts if samples and other random numbers are functions of the step (`sample_indices`,
+    `seed_step`), and DDP has `fix_buckets`.
 
     Args:
         state: All that a step changes; modules without their wrapper. One of each process.
@@ -35,8 +36,12 @@ class MemoryCheckpoint:
             state, and each writes a part of it.
 
     Raises:
-        TrainingError: the ranks' states cannot be equal, and *sharded* is False.
+        TrainingError: the ranks' states cannot be equal, and *sharded* is False; or this process
+            has had one.
+        WorldSizeChanged: the script has started ranks itself.
     """
+
+    _is_made: ClassVar[bool] = False  # in this process: another one would use the same memory
 
     def __init__(self, state: State, *, sharded: bool = False) -> None:
         check_kind("state", state, State)
@@ -47,12 +52,17 @@ class MemoryCheckpoint:
         self._sharded = sharded
         self._buffers: RankBuffers | None = None
         self._last = -1  # step; -1 before `load`
-        self._is_checked = False  # once in each process: the ranks' states are equal
+        self._saves = 0  # of this process
         self._world = 1
         if (found := find_state_memory()) is not None:
+            if MemoryCheckpoint._is_made:
+                raise TrainingError("this process has a MemoryCheckpoint: give it all in one State")
             paths = Paths(*found, where="memory")
-            self._buffers = RankBuffers(paths, int(os.environ["RANK"]), spread=not sharded)
             self._world = len(paths.slots)
+            if (ranks := int(os.environ["WORLD_SIZE"])) != self._world:
+                raise WorldSizeChanged(self._world, ranks)
+            self._buffers = RankBuffers(paths, int(os.environ["RANK"]), spread=not sharded)
+            MemoryCheckpoint._is_made = True
 
     def load(self) -> int:
         """Give *state* the newest values that all ranks have saved; return their step, 0 for none.
@@ -73,6 +83,8 @@ class MemoryCheckpoint:
         source = agree(claims, sharded=self._sharded, used=used)
         if source.kind == "buffers":
             self._state.load(buffers.read(source.step))
+            for name, drawn in self._state.result.items():
+                self._state.generators[name].set_state(drawn)
         buffers.agree(source.complete, source.step)
         self._gather(None)  # the buffers of all are read: they may be written
         self._last = source.step
@@ -85,7 +97,7 @@ class MemoryCheckpoint:
         the batch statistics of rank 0, as DDP does before the next step.
 
         Raises:
-            TrainingError: the ranks' states are not equal, which the first call finds.
+            TrainingError: the ranks' states are not equal, which calls 1, 2, 4, 8 and so on find.
             NoRoom: there is no memory for it; what was kept before is still there.
             StateLost: another rank has not written the state of the last step in a minute.
         """
@@ -97,21 +109,22 @@ class MemoryCheckpoint:
         self._last = step
         if (buffers := self._buffers) is None:
             return
+        self._saves += 1
         if not self._sharded and self._world > 1:
             self._state.share_buffers()
-            if not self._is_checked and (odd := difference(self._gather(self._state.checksums()))):
+            if is_due(self._saves) and (odd := difference(self._gather(self._state.checksums()))):
                 raise TrainingError(f"{odd}: change it alike on all ranks, or give sharded=True")
-            self._is_checked = True
-        self._state.commit(step)
+        drawn = {name: each.get_state() for name, each in self._state.generators.items()}
+        self._state.commit(step, drawn)
         buffers.write(step, self._state.packed())
 
     def _gather(self, value: object) -> list[Any]:
+        if dist.is_initialized() and dist.get_world_size() != self._world:
+            raise WorldSizeChanged(self._world, dist.get_world_size())
         if self._world == 1:
             return [value]
         if not dist.is_initialized():
             raise TrainingError("call torch.distributed.init_process_group() before load()")
-        if dist.get_world_size() != self._world:
-            raise WorldSizeChanged(self._world, dist.get_world_size())
         rows: list[Any] = [None] * self._world
         dist.all_gather_object(rows, value)
         return rows

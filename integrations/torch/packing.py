@@ -82,7 +82,7 @@ class Packed:
         dense = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         is_shard = dense is not tensor
         if not is_dense(dense):
-            dense = dense.contiguous()
+            dense = dense.resolve_conj().resolve_neg().contiguous()
         size = dense.nbytes
         where = self.size, size, dense.dtype, tuple(dense.shape), dense.stride()
         self.leaves.append(Leaf(*where, is_shard, dense.device.type))
@@ -141,7 +141,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one piece of memory, in whatever order of dimensions."""
+    """Whether its elements fill one piece of memory, as they are, in any order of dimensions."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
     if tensor.is_contiguous():
         return True
     expected = 1

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import pickle
+import sys
 import zlib
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,8 +38,8 @@ class State:
     """The objects of a rank that training changes, by name.
 
     ``State(model=model, optimizer=optimizer, scheduler=scheduler)``. Each is a module (not wrapped
-    in DDP), an optimizer, a `torch.Generator`, which each step seeds, or has ``state_dict`` and
-    ``load_state_dict``.
+    in DDP), an optimizer, a `torch.Generator`, which each step of a `Trainer` seeds, or has
+    ``state_dict`` and ``load_state_dict``.
 
     Attributes:
         step: The last step that was committed; 0 before the first.
@@ -118,12 +120,15 @@ class State:
         elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             self.others[name] = value
             try:
-                leaves = Packed(value.state_dict()).leaves
+                packed = Packed(value.state_dict())
             except Exception as error:
                 remedy = f"its state_dict() cannot be pickled: {error}"
                 raise HiddenState(name, type(value).__qualname__, remedy) from error
-            if any(leaf.is_shard for leaf in leaves):
+            if any(leaf.is_shard for leaf in packed.leaves):
                 raise TrainingError(f"{name}: its state_dict() has a DTensor: keep it in a module")
+            if any(each.is_quantized or _has_no_memory(each) for each in packed.tensors):
+                msg = f"{name}: its state_dict() has a tensor that cannot be kept: use plain ones"
+                raise TrainingError(msg)
         else:
             remedy = "give it state_dict() and load_state_dict(), or make it a function of the step"
             raise HiddenState(name, type(value).__qualname__, remedy)
@@ -167,7 +172,8 @@ class State:
         """Set buffers, schedulers and the like to what they were at the commit.
 
         Raises:
-            ShapeChanged: a step that failed has put a buffer of another shape in place of one.
+            ShapeChanged: a step that failed has added a buffer, or has put one of another shape in
+                place of one.
         """
         meta, data = self._light
         self._load_light(unpack(meta, data.clone(), to_devices=True))
@@ -194,12 +200,33 @@ class State:
 
     @contextmanager
     def as_built(self) -> Generator[None]:
-        """Have each parameter want a gradient as after `build`, for DDP takes those that do."""
-        now = [each.requires_grad for each in self._each()]
+        """Have each parameter want a gradient as after `build`, for DDP takes those that do.
+
+        What `join` has done to modes, batch statistics and the like counts before the first step.
+        """
         self._require(self._wanted)
         yield
-        if self.step:  # else `join` may have changed it
-            self._require(now)
+        if self.step:
+            self.roll_back()
+
+    @contextmanager
+    def unchanged(self, by: str) -> Generator[None]:
+        """Have all of it stay as it is; modes of modules are set back.
+
+        Raises:
+            TrainingError: *by*, a method, changes an object.
+        """
+
+        def look() -> dict[str, object]:
+            return {**self.checksums(), "requires_grad": [p.requires_grad for p in self._each()]}
+
+        modes, before = [(part, part.training) for part in self._parts], look()
+        yield
+        for part, training in modes:
+            part.training = training
+        if changed := [name for name, each in look().items() if each != before.get(name)]:
+            msg = f"{by}() changes {changed[0]}, between two steps: let a step do it, by its number"
+            raise TrainingError(msg)
 
     def _require(self, wanted: Iterable[int]) -> None:
         for parameter, each in zip(self._each(), wanted, strict=False):
@@ -212,10 +239,15 @@ class State:
         return {name: each for name, each in self._parameters() if id(each) in trained}
 
     def names(self) -> list[str]:
-        """Return the names of all modules and parameters."""
+        """Return the names of modules, parameters, and buffers but for those that a step makes."""
         walks = {name: cast("Any", each).named_modules() for name, each in self.modules.items()}
         parts = (f"{name}.{inner}" for name, walk in walks.items() for inner, _ in walk)
-        return [*parts, *dict(self._parameters())]
+        buffers = (name for name, _ in self._buffers() if name not in self._unmade)
+        return [*parts, *dict(self._parameters()), *buffers]
+
+    def values(self) -> dict[str, int]:
+        """Return a checksum of each parameter, from a sample of a large one."""
+        return {name: checksum(each) for name, each in self._parameters()}
 
     def buffers(self) -> list[torch.Tensor]:
         """Return the buffers of all modules, such as batch statistics."""
@@ -350,8 +382,17 @@ class State:
         return found | {name: checksum(each) for name, each in self._of_optimizers.items()}
 
     def check_device(self, device: str) -> None:
-        """Raise `WrongDevice` unless parameters and buffers are on *device*."""
+        """Check that all is on *device*, and that no module has a state there that no seed sets.
+
+        Raises:
+            WrongDevice, HiddenState: the first that is elsewhere, or has.
+        """
         expected = torch.device(device)
+        for name, module in self.modules.items():
+            for path, part in cast("Any", module.named_modules(prefix=name)):
+                if isinstance(part, torch.nn.RNNBase) and part.dropout and expected.type == "cuda":
+                    remedy = "cuDNN draws its dropout from it: give dropout=0, and add nn.Dropout"
+                    raise HiddenState(path, type(part).__qualname__, remedy)
         for name, tensor in (*self._parameters(), *self._buffers()):
             if tensor.device != expected:
                 raise WrongDevice(name, str(tensor.device), device)
@@ -396,18 +437,20 @@ class State:
                 buffers[key] = None if value is None else value.clone()
 
     def _load_light(self, tree: Tree) -> None:
-        # Additions of a step that failed are left as they are.
+        # Modules that a step has added, and that failed, are left as they are.
         for part, training in zip(self._parts, tree["training"], strict=False):
             part.training = bool(training)
         self._require(tree["wanted"])
+        self._match_buffers(tree["buffers"])
         buffers = dict(self._buffers())
-        kept = {name: buffers[name] for name in tree["buffers"] if name in buffers}
-        _check_alike("buffers", tree["buffers"], kept)
+        _check_alike("buffers", tree["buffers"], buffers)
         with torch.no_grad():
-            for name, buffer in kept.items():
+            for name, buffer in buffers.items():
                 _copy(buffer, tree["buffers"][name])
         for name, groups in tree["groups"].items():
             for group, values in zip(self.optimizers[name].param_groups, groups, strict=True):
+                for key in group.keys() - values.keys() - {"params"}:
+                    del group[key]
                 for key, value in values.items():
                     if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
                         group[key].copy_(value)
@@ -507,11 +550,18 @@ def _has_no_memory(tensor: torch.Tensor) -> bool:
 
 def _plain_of(value: Any) -> Any:
     """Return what of *value* is no tensor and has a text that is the same in every process."""
+    numpy = sys.modules.get("numpy")
     if isinstance(value, dict):
         named = cast("Mapping[Any, object]", value)
         return [(_plain_of(key), _plain_of(named[key])) for key in sorted(named, key=str)]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return [_plain_of(each) for each in cast("list[object]", value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_plain_of(each)) for each in cast("set[object]", value))
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        if value.dtype.hasobject:
+            return _plain_of(value.tolist())
+        return str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()
     return value if isinstance(value, (int, float, str, bytes, complex)) else None
 
 
@@ -574,12 +624,13 @@ def _check_groups(name: str, kept: dict[str, Any], optimizer: torch.optim.Optimi
 
 
 def _load_states(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> None:
-    states = iter(kept["of"])
+    states, before = iter(kept["of"]), {**optimizer.state}
+    optimizer.state.clear()
     for group in optimizer.param_groups:
         on_device = bool(group.get("capturable") or group.get("fused"))
         for parameter in group["params"]:
             state = next(states)
-            old = optimizer.state.pop(parameter, {})
+            old = before.get(parameter, {})
             if state is not None:
                 optimizer.state[parameter] = {
                     key: _placed(

@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from phalanx.actors import WorkerActor, method
 
-from .agreement import Claim, agree, difference
+from .agreement import Claim, agree, difference, is_due
 from .buckets import fix_buckets, hook_with_state, is_fixed, is_replica, note_replicas
 from .buffers import Paths, RankBuffers
 from .errors import HiddenState, NoRoom, StateLost, TrainingError, WorldSizeChanged
@@ -128,7 +128,8 @@ class Trainer(WorkerActor):
         """Run whenever an epoch has been joined and the state is whole: wrap the model here.
 
         It runs again after each death, at whatever step: no step may depend on what it takes from
-        parameters or ``state.step``. Torch is seeded alike on all ranks.
+        parameters or ``state.step``. Modes, batch statistics and the like are those of the state
+        again after it, but for the first step. Torch is seeded alike on all ranks.
         """
 
     def train_step(self, step: int) -> Any:
@@ -166,7 +167,8 @@ class Trainer(WorkerActor):
     def call_at(self, step: int, name: str, args: tuple[Any, ...]) -> Any:
         """Do the steps that are missing up to *step*; return what the method *name* returns."""
         self.advance(step)
-        return getattr(self, name)(*args)
+        with self.state.unchanged(name):
+            return getattr(self, name)(*args)
 
     @method(idempotent=True)
     def digest(self) -> str:
@@ -301,7 +303,7 @@ class Trainer(WorkerActor):
             raise StateLost(msg)
         self._failed = True
         buffers.begin(step)
-        if self._done_in_epoch == 1 and not self.plan.sharded:
+        if is_due(self._done_in_epoch) and not self.plan.sharded:
             self._check_equal()
         seed_step(self.plan.seed, step, self.ctx.rank, state.generators.values())
         state.clear_gradients()
@@ -315,7 +317,7 @@ class Trainer(WorkerActor):
             state.touch()
             self.apply()
         self._untouched.check()
-        if self._done_in_epoch == 0 or not step & step - 1:  # 1, 2, 4, 8, ...: it takes long
+        if self._done_in_epoch == 0 or is_due(step):
             before = self._untouched
             self._check_hidden()
             self._untouched.check_since(before)
@@ -348,7 +350,7 @@ class Trainer(WorkerActor):
 
     def _wrap(self) -> None:
         state = self.state
-        before, had = state.names(), state.trained()
+        before, had, values = state.names(), state.trained(), state.values()
         seed_step(self.plan.seed, 0, 0, state.generators.values())
         with state.as_built():
             self.join(self.ctx)
@@ -356,11 +358,11 @@ class Trainer(WorkerActor):
         if replaced := [name for name, each in had.items() if has.get(name, each) is not each]:
             msg = f"join() replaces {replaced[0]}, which an optimizer has: do it in build()"
             raise TrainingError(msg)
-        if changed := {*before} ^ {*state.names()}:
-            msg = (
-                f"join() adds or renames {min(changed)}, when the state is there: do it in build()"
-            )
+        if other := {*before} ^ {*state.names()}:
+            msg = f"join() adds or renames {min(other)}, when the state is there: do it in build()"
             raise TrainingError(msg)
+        if changed := dict(values.items() - state.values().items()):
+            raise TrainingError(f"join() changes {min(changed)}: do it in build()")
         self._check_hidden()
         for wrapped in self._new_replicas:
             if self.plan.sharded and not is_replica(wrapped):
@@ -414,7 +416,7 @@ class Trainer(WorkerActor):
         raise HiddenState("the optimizer that a step uses", kind, remedy)
 
     def _check_equal(self) -> None:
-        """End the run if the ranks, which had one state, have changed it differently."""
+        """End the run if the ranks, which have had one state, have changed it differently."""
         rows: list[dict[str, int]] = [{} for _ in range(self.ctx.world_size)]
         dist.all_gather_object(rows, self.state.checksums())
         if odd := difference(rows):
@@ -444,6 +446,8 @@ def _make_deterministic(threads: int) -> None:
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False  # it only costs time
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or each product on a GPU raises
+    # TorchScript would compute otherwise after the first call in a process.
+    cast("Any", torch)._C._set_graph_executor_optimize(False)  # noqa: SLF001  # no other name
     # What torch.compile makes of a shape is not to depend on those before it.
     dynamo: Any = import_module("torch._dynamo.config")  # an optimizer imports it anyway
     dynamo.automatic_dynamic_shapes, dynamo.fail_on_recompile_limit_hit = False, True

@@ -208,11 +208,13 @@ class Training(Generic[_T]):
     def call(self, method: str, *args: Any) -> Any:
         """Return rank 0's value of *method* of the trainer, which all ranks run after step `step`.
 
-        It may run again after a death, and is to leave the state as it is. A call of `executor`
-        can find ranks that have gone back to the buffers, and have yet to do steps again.
+        It may run again after a death, and leaves the state as it is; modes of modules are set
+        back. A call of `executor` can find ranks that have gone back to the buffers, and have yet
+        to do steps again.
 
         Raises:
             SpecError: there is no such method.
+            TrainingError: it has changed the state; the next step goes on from the one before.
             Exception: what it raised.
         """
         if not callable(getattr(self._trainer, method, None)):

@@ -63,7 +63,7 @@ class RunEnvironment:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_ERROR_FILE": error_file,
             **({"CUDA_VISIBLE_DEVICES": self._gpu(rank)} if self.virtual else {}),
-            **({STATE_MEMORY: self.state_memory} if self.state_memory else {}),
+            **({STATE_MEMORY: f"{self.run_id} {self.state_memory}"} if self.state_memory else {}),
         }
 
     def _gpu(self, rank: int) -> str:
@@ -114,8 +114,12 @@ def make_state_memory(world_size: int) -> str:
 
 
 def find_state_memory() -> tuple[tuple[tuple[str, str], ...], str] | None:
-    """Return the two paths of each rank, and the table's; None in no rank of such a run."""
-    if not (value := os.environ.get(STATE_MEMORY)):
+    """Return the two paths of each rank, and the table's; None in no rank of such a run.
+
+    A rank of a launch within such a rank is none: its run has another id.
+    """
+    run_id, _, paths = os.environ.get(STATE_MEMORY, "").rpartition(" ")
+    if not paths or run_id != os.environ.get("TORCHELASTIC_RUN_ID"):
         return None
-    *slots, table = value.split(":")
+    *slots, table = paths.split(":")
     return tuple(zip(slots[::2], slots[1::2], strict=True)), table

@@ -456,6 +456,80 @@ class Meeting(Replicated):
         dist.barrier()
 
 
+class Remembering(Replicated):
+    """Puts a buffer into its model when the state is there."""
+
+    def wrap(self) -> None:
+        self.model.register_buffer("seen", torch.zeros(1))
+        super().wrap()
+
+
+class Initializing(Replicated):
+    """Changes a parameter in each process group."""
+
+    def wrap(self) -> None:
+        nn.init.zeros_(cast("Any", self.model[5]).bias)
+        super().wrap()
+
+
+class Rejoining(Replicated):
+    """Tries its model out in each process group, and has steps change a mode for good."""
+
+    def join(self, ctx: WorkerContext) -> None:
+        super().join(ctx)
+        self.model.train()
+        self.model(torch.arange(BATCH))
+
+    def train_step(self, step: int) -> Any:
+        if step == 3:
+            self.model[2].eval()
+        return super().train_step(step)
+
+
+class Calling(Replicated):
+    """Has methods for between two steps."""
+
+    def evaluate(self) -> None:
+        self.model.eval()
+
+    def tune(self) -> None:
+        self.state.optimizers["optimizer"].param_groups[0]["lr"] = 1.0
+
+
+def gate(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.silu(nn.functional.gelu(x) * torch.sigmoid(x)).tanh()
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = cast("Any", torch.jit).script(gate)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.gate(x)
+
+
+class Scripting(Replicated):
+    """Has a part in TorchScript, which goes by what a process has seen."""
+
+    def shard(self, ctx: WorkerContext) -> None:
+        self.model[4] = Scripted()
+
+
+class Centering(Replicated):
+    """Has a buffer that its first step makes, and later ones change."""
+
+    def shard(self, ctx: WorkerContext) -> None:
+        self.model.register_buffer("center", None)
+
+    def train_step(self, step: int) -> Any:
+        seen = torch.full((1,), float(step))
+        center = cast("Any", self.model).center
+        self.model.center = seen if center is None else center + seen
+        result = super().train_step(step)
+        return [*result, [cast("Any", self.model).center.item()]]
+
+
 class Renaming(Replicated):
     def wrap(self) -> None:
         wrapper: Any = checkpoint_wrapper
@@ -515,6 +589,15 @@ class Apart(Replicated):
     def apply(self) -> None:
         super().apply()
         self.state.optimizers["optimizer"].param_groups[0]["lr"] *= 1 + self.ctx.rank
+
+
+class Drifting(Replicated):
+    """Changes its state by a value that differs between ranks, some steps later."""
+
+    def apply(self) -> None:
+        super().apply()
+        if self.state.step == 2:
+            self.state.optimizers["optimizer"].param_groups[0]["lr"] *= 1 + self.ctx.rank
 
 
 class Late(Replicated):

@@ -46,19 +46,22 @@ else:
     fix_buckets(trained)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
-state = State(model=model, optimizer=optimizer, scheduler=scheduler)
+own = torch.Generator().manual_seed(rank)
+state = State(model=model, optimizer=optimizer, scheduler=scheduler, own=own)
 kept = MemoryCheckpoint(state, sharded=kind == "sharded")
+if kind == "twice":
+    MemoryCheckpoint(state)
 first = kept.load() + 1
 sys.stdout.write(f"round {number} from {first}\\n")
 for step in range(first, 10):
     reach(f"{step}/before")
     seed_step(3, step, rank)
     optimizer.zero_grad()
-    trained(torch.randn(4, 8)).square().mean().backward()
+    trained(torch.randn(4, 8, generator=own)).square().mean().backward()
     reach(f"{step}/backward")
     optimizer.step()
     scheduler.step()
-    if kind == "apart" and rank == 1:
+    if kind == "apart" and step == int(deaths[0]) and rank == 1:
         next(model.parameters()).data += 1
     reach(f"{step}/unsaved")
     kept.save(step)
@@ -138,11 +141,19 @@ def test_what_all_have_saved_is_not_done_again(script: Path) -> None:
     assert sorted(re.findall(r"round 1 from (\d)", done.stdout)) in (["5"] * 2, ["6"] * 2)
 
 
-def test_ranks_that_differ_are_found_by_the_first_save(script: Path) -> None:
-    done = run("--nproc-per-node", 2, script, "apart")
+@pytest.mark.parametrize("step", [1, 3])
+def test_ranks_that_differ_are_found(script: Path, step: int) -> None:
+    done = run("--nproc-per-node", 2, script, "apart", step)
 
     assert done.returncode == 1
     assert "TrainingError: model of rank 1 is not that of rank 0: change it alike" in done.stderr
+
+
+def test_a_process_has_one_memory_checkpoint(script: Path) -> None:
+    done = run("--nproc-per-node", 1, script, "twice")
+
+    assert done.returncode == 1
+    assert "TrainingError: this process has a MemoryCheckpoint: give it all in one" in done.stderr
 
 
 def test_wrong_use_is_refused_where_nothing_is_kept_too() -> None:

@@ -24,8 +24,11 @@ from tests.support.training_workers import (
     Accumulating,
     Apart,
     Broadcasting,
+    Calling,
+    Centering,
     Compressing,
     Counting,
+    Drifting,
     Dying,
     Evaluating,
     FailingBackward,
@@ -35,6 +38,7 @@ from tests.support.training_workers import (
     Growing,
     Holding,
     Hooked,
+    Initializing,
     Late,
     Lazy,
     Meeting,
@@ -44,11 +48,14 @@ from tests.support.training_workers import (
     Outside,
     Paired,
     Plateau,
+    Rejoining,
+    Remembering,
     Renaming,
     Replacing,
     Replicated,
     Reshuffling,
     Scaling,
+    Scripting,
     Sharded,
     Stateless,
     Stepwise,
@@ -332,6 +339,8 @@ def test_one_rank_alone_has_at_most_one_step_done_again(tmp_path: Path) -> None:
         (Plateau, TrainingError, "a ReduceLROnPlateau needs an apply() with its step(loss)"),
         (Minimizing, TrainingError, "a LBFGS needs a train_step with its step(closure)"),
         (Replacing, TrainingError, "join() replaces model.1.weight"),
+        (Remembering, TrainingError, "join() adds or renames model.seen"),
+        (Initializing, TrainingError, "join() changes model.5.bias: do it in build()"),
     ],
 )
 def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
@@ -355,6 +364,7 @@ def test_a_trainer_whose_state_is_not_kept_is_refused_in_words(
         (Outside, 1, 1, "the optimizer that a step uses is a SGD"),
         (Nesting, 1, 1, "the optimizer that a step uses is a Adam"),
         (Apart, 2, 1, "optimizer of rank 1 is not that of rank 0"),
+        (Drifting, 2, 4, "model, .* of rank 1 is not that of rank 0"),
     ],
 )
 def test_what_a_step_may_not_do_is_refused_before_the_step_counts(
@@ -380,6 +390,27 @@ def test_modes_that_a_step_changes_are_rolled_back_and_results_may_differ_in_siz
     assert kept[2].resumed[-1].source == "memory"
     assert anew[2].resumed[-1].source == "buffers"
     assert [len(result) for result in anew[1]] == [100] * STEPS
+
+
+@pytest.mark.parametrize(("trainer", "step"), [(Rejoining, 5), (Centering, 1), (Scripting, 5)])
+def test_what_join_a_failed_step_and_the_age_of_a_process_do_has_no_effect(
+    tmp_path: Path, trainer: Any, step: int
+) -> None:
+    digest, results, run = train(trainer, 2, faults=[(1, step, "backward")], marks=tmp_path)
+
+    assert (digest, results) == undisturbed(trainer, 2)
+    assert run.resumed[-1].source == "memory"
+
+
+def test_a_method_between_two_steps_leaves_the_state_as_it_is() -> None:
+    with Training(Calling, 2, args=([], ""), threads=1) as run:
+        list(run.steps(3))
+        run.call("evaluate")
+        list(run.steps(5))
+        with pytest.raises(TrainingError, match=r"tune\(\) changes optimizer, between two steps"):
+            run.call("tune")
+        list(run.steps(STEPS))
+        assert run.digest() == undisturbed(Replicated, 2)[0]
 
 
 def test_a_run_that_no_process_can_take_up_ends_with_the_reason(tmp_path: Path) -> None:

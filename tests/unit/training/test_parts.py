@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from phalanx.integrations.torch import (
     HiddenState,
+    MemoryCheckpoint,
     NoRoom,
     ShapeChanged,
     State,
@@ -143,6 +144,7 @@ def test_a_tree_comes_back_with_dtypes_shapes_and_strides() -> None:
         "half": torch.tensor(1.5, dtype=torch.bfloat16),
         "none": torch.empty(0, 4),
         "flags": torch.tensor([True, False]),
+        "mirrored": torch.tensor([[1 + 2j, 3j], [4, 5 - 1j]]).conj().t(),
         "rest": (1, "a", [None, {"deep": torch.ones(3)}]),
     }
     packed = Packed(tree)
@@ -150,7 +152,7 @@ def test_a_tree_comes_back_with_dtypes_shapes_and_strides() -> None:
 
     assert got["rest"][0:2] == (1, "a")
     assert torch.equal(got["rest"][2][1]["deep"], torch.ones(3))
-    for name in ("plain", "turned", "gapped", "half", "none", "flags"):
+    for name in ("plain", "turned", "gapped", "half", "none", "flags", "mirrored"):
         assert got[name].dtype == tree[name].dtype
         assert torch.equal(got[name], tree[name])
     assert got["turned"].stride() == (1, 3)
@@ -381,6 +383,100 @@ def test_a_step_that_failed_before_it_changed_parameters_is_rolled_back() -> Non
         state.roll_back()
 
 
+def test_what_a_step_that_failed_has_made_is_gone() -> None:
+    """Else the step would go on from it when it is done again."""
+    model, state = make()
+    model.register_buffer("center", None)
+    state = State(model=model, **state.optimizers)
+    optimizer = state.optimizers["optimizer"]
+    packed = state.packed()
+    first = packed.meta, packed.to_bytes()
+    before = state.digest()
+    for undo in (state.roll_back, lambda: state.load(unpack(*first))):
+        model.center = torch.ones(2)
+        optimizer.param_groups[0]["steps"] = 1
+        if undo != state.roll_back:
+            forward(model, 1)
+            optimizer.step()
+            kept: Any = optimizer.state
+            kept["steps"] = 1
+        undo()
+
+        assert model.center is None
+        assert "steps" not in optimizer.param_groups[0]
+        assert not optimizer.state
+    with torch.no_grad():
+        for each, one in zip(model.parameters(), make()[0].parameters(), strict=True):
+            assert torch.equal(each, one)
+    assert state.digest() == before
+    model.register_buffer("late", torch.ones(2))
+    with pytest.raises(ShapeChanged, match=r"model\.late .*has nothing.* has \(2,\) float32"):
+        state.roll_back()
+
+
+def test_what_join_does_beside_parameters_counts_before_the_first_step_alone() -> None:
+    model, state = make()
+
+    def join() -> None:
+        with state.as_built():
+            assert of(model, 0).weight.requires_grad
+            model.train()
+            model(torch.rand(5, 4))
+            state.optimizers["optimizer"].param_groups[0]["lr"] *= 2
+
+    before = state.digest()
+    join()
+    assert state.digest() != before
+    model[1].eval()
+    model[0].requires_grad_(False)
+    state.commit(1)
+    before = state.digest()
+    join()
+    assert state.digest() == before
+    assert not of(model, 0).weight.requires_grad
+
+
+def _train_statistics(model: nn.Sequential, _: State) -> None:
+    model.train()
+    model(torch.rand(5, 4))
+
+
+def _set_rate(_: nn.Sequential, state: State) -> None:
+    state.optimizers["optimizer"].param_groups[0]["lr"] = 1.0
+
+
+def _freeze(model: nn.Sequential, _: State) -> None:
+    model[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_replace_data, "model"),
+        (_train_statistics, "model"),
+        (_set_rate, "optimizer"),
+        (_freeze, "requires_grad"),
+    ],
+)
+def test_a_method_between_two_steps_changes_modes_alone(
+    change: Callable[[nn.Sequential, State], None], told: str
+) -> None:
+    model, state = make()
+    model[1].eval()
+    state.commit(1)
+    before = state.digest()
+    with state.unchanged("evaluate"):
+        model.eval()
+        model(torch.rand(5, 4))
+    assert state.digest() == before
+
+    with (
+        pytest.raises(TrainingError, match=rf"^evaluate\(\) changes {told}, between two steps"),
+        state.unchanged("evaluate"),
+    ):
+        change(model, state)
+
+
 @pytest.mark.parametrize("change", ["optimizer", "by hand", "momentum", "uncounted"])
 def test_a_step_that_changed_parameters_and_did_not_commit_is_known(change: str) -> None:
     model, state = make()
@@ -484,6 +580,10 @@ def test_a_state_on_another_device_is_refused_by_name() -> None:
     state = State(model=nn.Linear(2, 2))
 
     with pytest.raises(WrongDevice, match="model.weight is on cpu, and this rank's device is cuda"):
+        state.check_device("cuda:0")
+    state = State(model=nn.Sequential(nn.LSTM(2, 2, num_layers=2, dropout=0.5)))
+    state.check_device("cpu")
+    with pytest.raises(HiddenState, match="model.0 is a LSTM, which has state .* give dropout=0"):
         state.check_device("cuda:0")
 
 
@@ -1048,6 +1148,43 @@ def test_the_digest_tells_what_is_no_tensor() -> None:
     assert state.digest() != before
 
 
+class Kept:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(
+    ("make_value", "other"),
+    [
+        (lambda: np.zeros((2, 3)), np.array([[0, 0, 0], [0, 0, 1.0]])),
+        (lambda: np.zeros(2), np.zeros(2, dtype=np.int64)),
+        (lambda: np.int64(1), np.int64(2)),
+        (lambda: np.array(["a", None], dtype=object), np.array(["b", None], dtype=object)),
+        (lambda: deque([1.0, 2.0]), deque([2.0, 1.0])),
+        (lambda: {"a", "b"}, {"a", "c"}),
+    ],
+)
+def test_arrays_and_sets_of_an_object_are_compared_too(
+    make_value: Callable[[], Any], other: Any
+) -> None:
+    one, same, different = (State(kept=Kept(each)) for each in (make_value(), make_value(), other))
+
+    assert (one.digest(), one.checksums()) == (same.digest(), same.checksums())
+    assert one.digest() != different.digest()
+    assert one.checksums() != different.checksums()
+
+
+def test_an_object_with_a_tensor_that_cannot_be_copied_is_refused_by_name() -> None:
+    with pytest.raises(TrainingError, match=r"^kept: .* has a tensor that cannot be kept"):
+        State(kept=Kept(Wrapping(torch.zeros(2))))
+
+
 def test_an_optimizer_with_a_state_dict_of_its_own_is_refused() -> None:
     class Counting(torch.optim.SGD):
         def state_dict(self) -> dict[str, Any]:
@@ -1123,6 +1260,25 @@ def test_no_room_leaves_the_other_buffer_and_holds_up_no_rank(
     store.close()
 
 
+def test_memory_that_others_take_meanwhile_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(None, run(1))
+    buffers = RankBuffers(store.paths, 0, spread=False)
+    buffers.write(0, Packed(tree(0)))
+    free = iter([1 << 40])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "phalanx.integrations.torch.buffers.writable_bytes", lambda _: next(free, 4096)
+        )
+        with pytest.raises(NoRoom, match="no room for .*: 4096 bytes are free"):
+            buffers.write(1, Packed({"x": torch.zeros(6 << 20)}))
+    buffers.write(1, Packed(tree(1)))
+
+    assert set(buffers.steps()) == {0, 1}
+    assert sum(Path(path).stat().st_size for path in store.paths.slots[0]) < 4 << 20
+    buffers.close()
+    store.close()
+
+
 def test_a_torn_buffer_counts_as_none(tmp_path: Path) -> None:
     store = Store(tmp_path / "run", run(1))
     buffers = RankBuffers(store.paths, 0, spread=False)
@@ -1153,6 +1309,35 @@ def test_a_folder_is_one_runs_and_says_what_differs(tmp_path: Path) -> None:
     (folder / "training.json").write_text("{")
     with pytest.raises(StateLost, match="damaged"):
         Store(folder, run())
+
+
+def test_the_memory_of_a_script_is_that_of_the_ranks_of_its_run_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MemoryCheckpoint, "_is_made", False)
+    store = Store(None, run(1))
+    paths = ":".join([*store.paths.slots[0], store.paths.table])
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "PHALANX_STATE_MEMORY": f"job id {paths}"}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    state = State(model=nn.Linear(2, 2))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of a launch within")
+    assert MemoryCheckpoint(state)._buffers is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job id")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(WorldSizeChanged, match="that of 1 ranks, and there are 2 now"):
+        MemoryCheckpoint(state)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    kept = MemoryCheckpoint(state)
+    dist: Any = torch.distributed
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(WorldSizeChanged, match="that of 1 ranks, and there are 2 now"):
+            kept.load()
+    finally:
+        dist.destroy_process_group()
+        cast("RankBuffers", kept._buffers).close()
+        store.close()
 
 
 def test_the_ranks_have_tunables_beside_those_of_the_driver_and_none_that_is_empty() -> None:
