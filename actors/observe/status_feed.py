@@ -6,6 +6,7 @@ large group is split into several records.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from phalanx.runtime import LoggedEvent
     from phalanx.supervision import ExitReason, SupervisorSnapshot
 
-_PART = 200  # ranks in one record, whose size is limited
+_PART = 50  # ranks and nodes in one record, whose size is limited: 16 KiB and, with GPUs, 30
 _CHILDREN = 200  # of a tree; further ones are only counted
+_ROOM = 56 << 10  # bytes for those in their record
+_CHILD = 200  # bytes of one without its path and its last exit
 _EXIT = 80  # characters of the reason of a child's last exit
 
 
@@ -78,11 +81,12 @@ def status_of(
     spec: ExecutorSpec, group: Group, look: Callable[[], SupervisorSnapshot] | None
 ) -> Iterator[LoggedEvent]:
     """Yield the present state of the group, and of its tree if *look* returns one."""
-    view, ranks, now = group.view, group.ranks(), group.clock()
+    view, ranks, nodes, now = group.view, group.ranks(), group.nodes(), group.clock()
     plane = group.plane
     meter = plane.meter = plane.meter or CallMeter(plane.clock)
     counts: dict[str, Any] = {**plane.counts(), **meter.counts()}
-    for first in range(0, max(1, len(ranks)), _PART):
+    releasing_bytes = sum(device.releasing_bytes for device in group.devices())
+    for first in range(0, max(1, len(ranks), len(nodes)), _PART):
         yield GroupStatus(
             group=spec.name,
             worker=spec.worker.__name__,
@@ -98,9 +102,9 @@ def status_of(
             standby=view.standby,
             ranks=ranks[first : first + _PART],
             first=first,
-            nodes=group.nodes(),
+            nodes=nodes[first : first + _PART],
             at=now,
-            releasing_bytes=sum(device.releasing_bytes for device in group.devices()),
+            releasing_bytes=releasing_bytes,
             **counts,
         )
     if look is not None:
@@ -109,16 +113,18 @@ def status_of(
 
 def _tree(top: SupervisorSnapshot, now: float) -> TreeStatus:
     children: list[ChildStatus] = []
-    hidden = 0
+    hidden, room = 0, _ROOM
     pending = list(reversed(top.children))  # not recursive: a deep tree would exceed the limit
     while pending:
         child = pending.pop()
         if child.supervisor is not None:
             pending += reversed(child.supervisor.children)
-        if len(children) < _CHILDREN:
+        if len(children) < _CHILDREN and room > 0:
             about = {"restart": str(child.restart), "state": str(child.state)}
             last, below = child.last_exit, child.supervisor
-            children.append(_child(child.path, below, last, child.incarnation, **about))
+            each = _child(child.path, below, last, child.incarnation, **about)
+            room -= _CHILD + len(json.dumps(each.path + each.last_exit))
+            children.append(each)
         else:
             hidden += 1
     state = "running" if top.ended is None else "ended"

@@ -109,7 +109,7 @@ class GroupStatus(Event, event="group_state", level="debug"):
             before it; last, how many took longer than all.
         call_seconds_sum: Their total duration.
         releasing_bytes: Device memory of dead workers that is not seen to be released yet.
-        first: The first rank of this event; a large group takes several.
+        first: The first of the ranks, and of the nodes, of this event; a large group takes several.
         nodes: The machines of its cluster; empty if its ranks are beside the driver.
     """
 
@@ -303,6 +303,7 @@ class Sketch:
                 known = self._groups.get(content["group"])
                 if first and known is not None:
                     known["ranks"] += content["ranks"]
+                    known["nodes"] += content["nodes"]
                 else:
                     self._groups[content["group"]] = content
             case "phalanx.tree_state":

@@ -254,6 +254,7 @@ def group_part(first: int, size: int, ranks: int) -> dict[str, Any]:
         for n in range(ranks)
     ]
     about = {"group": "g\x1b[2J", "world_size": size, "ranks": told, "first": first, "at": 1.0}
+    about["nodes"] = []
     return {"kind": "state", "event": "phalanx.group_state", **about}
 
 
