@@ -15,7 +15,8 @@ import select
 import socket
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from phalanx.runtime.event import LoggedEvent, fields
 from phalanx.runtime.threads.reentrant_lock import AskableLock
@@ -36,7 +37,9 @@ LEVELS: Final[Mapping[str, int]] = {
     "critical": logging.CRITICAL,
 }
 MAX_RECORD: Final = 65536  # bytes; well below the kernel's default limit of a packet
-_MAX_VALUE: Final = 4096  # characters of a value in a record past MAX_RECORD
+_CUTS: Final = (4096, 256, 32)  # lengths in a record past MAX_RECORD: the first by which it fits
+_DEEPEST: Final = 8  # levels of such a record; what is below them is a text
+_LONGEST_INT: Final = 1024  # bits; Python refuses to print one of thousands of digits
 
 
 class LogChannel:
@@ -128,7 +131,7 @@ def encode_record(record: Mapping[str, object]) -> bytes:
     """Return *record* as JSON of at most `MAX_RECORD` bytes.
 
     Values that JSON cannot hold are replaced by their ``repr``. In a record past the limit long
-    values are cut, and ``truncated`` has its length.
+    texts and lists are cut, wherever they stand, and ``truncated`` has its length.
     """
     try:
         data = json.dumps(record, default=_shown).encode()
@@ -137,20 +140,30 @@ def encode_record(record: Mapping[str, object]) -> bytes:
         data = json.dumps(record).encode()
     if len(data) <= MAX_RECORD:
         return data
-    short = {key: _cut(value) for key, value in list(record.items())[:64]}
-    cut = json.dumps({**short, "truncated": len(data)}, default=_shown).encode()
-    if len(cut) <= MAX_RECORD:
-        return cut
-    named = {key: _cut(record[key])[:256] for key in ("event", "level") if key in record}
+    for most in _CUTS:
+        short = {key: _cut(value, most) for key, value in list(record.items())[:64]}
+        cut = json.dumps({**short, "truncated": len(data)}).encode()
+        if len(cut) <= MAX_RECORD:
+            return cut
+    named = {key: str(_cut(record[key], 256))[:256] for key in ("event", "level") if key in record}
     return json.dumps({**named, "truncated": len(data)}).encode()
 
 
-def _cut(value: object) -> Any:
+def _cut(value: object, most: int, deepest: int = _DEEPEST) -> Any:
+    """Return *value* with no text, list or mapping in it that is longer than *most*."""
+    if deepest and isinstance(value, dict):
+        items = islice(cast("dict[object, object]", value).items(), most)
+        return {str(key)[:most]: _cut(each, most, deepest - 1) for key, each in items}
+    if deepest and isinstance(value, list | tuple):
+        first = islice(cast("list[object]", value), most)
+        return [_cut(each, most, deepest - 1) for each in first]
     flat = _flat(value)
-    return flat[:_MAX_VALUE] if isinstance(flat, str) else flat
+    return flat[:most] if isinstance(flat, str) else flat
 
 
 def _flat(value: object) -> Any:
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INT:
+        return _shown(value)
     return value if isinstance(value, (str, int, float, type(None))) else _shown(value)
 
 

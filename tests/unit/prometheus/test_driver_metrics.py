@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from phalanx.integrations.prometheus.driver_metrics import DriverMetrics
+from phalanx.runtime import CrashReport, WorkerCrashed, WorkerLabels
+from phalanx.runtime.event import fields
+from phalanx.runtime.observe.log_channel import encode_record
+from phalanx.supervision import ExitKind, ExitReason
 
 
 def event(name: str, at: float, **more: Any) -> dict[str, Any]:
@@ -88,6 +93,15 @@ def test_the_first_start_is_no_recovery_and_no_time_down() -> None:
     assert told.groups["g"].recoveries["total"].sum == 0.0
 
 
+def test_a_first_start_that_fails_is_no_time_down() -> None:
+    told = metrics_of(event("group_down", 1.0, cause=""), event("group_ended", 2.0, cause="bug"))
+
+    told.end("it has no executor just now", 60.0, is_alive=True)
+
+    assert told.groups["g"].down == 0.0
+    assert told.unready(60.0) == "group g has ended: bug"
+
+
 def test_a_successor_does_not_end_the_recovery_of_the_driver_before_it() -> None:
     told = metrics_of(event("group_up", 1.0), event("group_down", 10.0, cause=""))
 
@@ -124,6 +138,17 @@ def test_deaths_are_counted_by_rank_and_reason_and_hung_seconds_by_the_call() ->
     assert group.hung == {"1": 5.5}
     detect = group.recoveries["detect"]
     assert (sum(detect.counts), detect.sum) == (1, 5.5)
+
+
+def test_a_death_by_an_exception_of_a_long_text_is_counted() -> None:
+    reason = ExitReason(ExitKind.CRASH, "a key is missing; " * 10_000, 1)
+    labels = WorkerLabels(child="root/g/1", group="g", rank=1)
+    report = CrashReport.of(labels, reason, at="", at_monotonic=1.0)
+    record = json.loads(encode_record(fields(WorkerCrashed(report=report, at=1.0))))
+
+    told = metrics_of({**record, "kind": "event"})
+
+    assert told.groups["g"].deaths == {("1", "crash"): 1}
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,20 @@ def test_the_brief_form_fits_into_a_log_record_however_odd_its_texts_are() -> No
     assert json.loads(data)["report"]["logs"] == ["\x02" * 1500]
 
 
+def test_a_report_that_is_too_long_for_a_log_record_is_cut_and_stays_a_report() -> None:
+    odd = "\U0001f525" * 100_000
+    big = replace(
+        report(stdout=odd, stderr=odd, last_words=odd, stacks=odd),
+        reason=ExitReason(ExitKind.CRASH, "a key is missing; " * 10_000, 1),
+    )
+
+    record = json.loads(encode_record(fields(WorkerCrashed(report=big, at=0.0))))
+
+    told = CrashReport.from_json(json.dumps(record["report"]))
+    assert (told.rank, told.pid, told.reason.kind) == (1, 4711, ExitKind.CRASH)
+    assert told.reason.detail.startswith("a key is missing; a key")
+
+
 def test_the_event_of_a_crash_holds_the_report_as_json_can_and_shows_it_as_people_read_it() -> None:
     record = fields(WorkerCrashed(report=report(), at=12.5))
 

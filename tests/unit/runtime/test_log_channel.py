@@ -130,6 +130,28 @@ def test_a_record_past_the_limit_keeps_its_name_and_short_fields(pair: Pair) -> 
     assert len(record["text"]) == 4096
 
 
+def test_a_record_past_the_limit_keeps_its_structure() -> None:
+    ended = {f"group {number}": "x" * 3000 for number in range(64)}
+    report = {"rank": 1, "reason": {"kind": "crash", "detail": "y" * 300_000}, "logs": ["z"]}
+
+    many = json.loads(encode_record({"event": "many", "ended": ended}))
+    long = json.loads(encode_record({"event": "long", "report": report}))
+
+    assert json.loads(encode_record({"n": 1, "list": [0.5] * 100_000}))["list"] == [0.5] * 4096
+    assert many["ended"] == dict.fromkeys(ended, "x" * 256)
+    report["reason"] = {"kind": "crash", "detail": "y" * 4096}
+    assert long["report"] == report
+
+
+def test_a_number_of_thousands_of_digits_does_not_raise_into_the_worker(pair: Pair) -> None:
+    log = worker_logger(pair.fd, LABELS)
+
+    log.info("huge", number=10**5000)
+
+    record = pair.record()
+    assert (record["event"], record["rank"]) == ("huge", 1)
+
+
 def test_a_channel_nobody_reads_drops_and_tells_how_many(pair: Pair) -> None:
     channel = LogChannel(pair.fd, where="worker", room_timeout=0.01)
     data = json.dumps({"event": "x" * 10_000}).encode()
