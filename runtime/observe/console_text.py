@@ -19,7 +19,9 @@ from .safe_text import safe_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+_NEEDS_CARE: Final = re.compile(  # what `safe_text` escapes, in UTF-8
+    b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
+)
 _DRIVER: Final = "[driver]"
 _LINES: Final = ("stdout", "stderr")
 # Shown by the prefix.

@@ -42,6 +42,13 @@ def test_many_lines_at_once_look_as_they_do_one_by_one(lines: list[bytes]) -> No
     assert render_lines("[x]", lines) == expected
 
 
+@pytest.mark.parametrize("mark", "\u061c\u200e\u200f\u2028\u202a\u202e\u2066\u2069")
+def test_a_direction_mark_or_line_separator_of_a_line_is_escaped_among_others(mark: str) -> None:
+    shown = render_lines("[x]", [f"a{mark}b".encode(), b"plain"])
+
+    assert shown.decode() == f"[x] a\\u{ord(mark):04x}b\n[x] plain\n"
+
+
 @given(st.lists(st.binary(max_size=30)), st.integers(1, 20))
 def test_lines_come_out_once_and_in_order_however_they_are_cut(
     chunks: list[bytes], limit: int
