@@ -136,8 +136,7 @@ class GroupMetrics:
         self.now = now
         serves = now["phase"] == "serving"
         self.ended = "" if serves else self.ended
-        if serves or self._serves is not None:
-            self.pass_time(now["at"], serves=serves)
+        self.pass_time(now["at"], serves=serves)
         doing: dict[tuple[int, int], tuple[int, float]] = {
             (rank["rank"], rank["incarnation"]): (
                 rank["served"],
@@ -153,6 +152,8 @@ class GroupMetrics:
 
     def pass_time(self, at: float, *, serves: bool | None) -> None:
         """Count the time until *at*; from then on the group *serves*, or None: is not counted."""
+        if self._serves is None and serves is False:  # it has not served yet
+            return
         if self._serves is not None:
             spent = max(0.0, at - self._since)
             self.serving += spent if self._serves else 0.0

@@ -103,7 +103,9 @@ class MetricsServer:
     def _start(self) -> subprocess.Popen[bytes]:
         fd = self._listener.fileno()
         about = json.dumps([os.getpid(), fd, self._host, self._labels])
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), about]
+        path = json.dumps(sys.path, default=str)  # a program may have put a Path there
+        # -P: nothing is imported from the working folder before it has that path.
+        command = [sys.executable, "-P", "-c", _BOOT, path, about]
         return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
 
     def _keep(self) -> None:
