@@ -58,7 +58,7 @@ def open_stream(name: str) -> socket.socket:
     A name that is too long is cut.
     """
     head = f"{_prefix()}{time.time():.3f}-{secrets.token_hex(8)}-"
-    while len(address := head + quote(name, safe="")) > _LONGEST:
+    while len(address := head + quote(name, safe="", errors="replace")) > _LONGEST:
         name = name[:-1]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with descriptors.closed_on_error(listener):
@@ -141,8 +141,8 @@ class Publisher:
 
     @property
     def has_subscribers(self) -> bool:
-        """Whether an observer subscribes to lines, records and events."""
-        return bool(self._topics - {_STATE})
+        """Whether an observer subscribes to lines."""
+        return not self._topics.isdisjoint((b"stdout", b"stderr"))
 
     @property
     def is_watched(self) -> bool:
@@ -165,14 +165,11 @@ class Publisher:
     def send(self, record: Mapping[str, Any]) -> None:
         """Publish *record*; with a number, unless it is a part of a status snapshot."""
         topic = str(record["kind"]).encode()
-        if topic == _STATE:
-            if not self.is_watched:
-                return
-        elif self._topics:
+        if topic not in self._topics:
+            return
+        if topic != _STATE:
             self._sent += 1
             record = {**record, "seq": self._sent}
-        else:
-            return
         self._socket.send_multipart([topic, json.dumps(record).encode()], self._at_once)
 
     def close(self) -> None:

@@ -38,7 +38,12 @@ class LoggingConsole:
         self.fd = descriptors.own(writer)
         log = partial(_log_lines, reader)
         self._thread = threading.Thread(target=log, name="phalanx-logging", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # after a KeyboardInterrupt the thread may run
+            os.close(reader)
+            descriptors.close(self.fd)
+            raise
 
     def close(self) -> None:
         """Log what was written; the collector's ends must be closed by now."""

@@ -7,12 +7,15 @@ import logging
 import os
 import signal
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phalanx.actors import Executor, Launch, WorkerActor
 from phalanx.runtime import Runtime
+from phalanx.runtime.output.logging_console import LoggingConsole
 from phalanx.supervision import WorkerDied
 
 
@@ -70,6 +73,19 @@ def test_it_reaches_a_stream_that_has_no_descriptor(monkeypatch: pytest.MonkeyPa
 
     assert "a line" in notebook.getvalue()
     assert "phalanx.worker_crashed" in notebook.getvalue()
+
+
+def test_one_that_gets_no_thread_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            LoggingConsole()
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_filter_that_raises_ends_no_output(caplog: pytest.LogCaptureFixture) -> None:

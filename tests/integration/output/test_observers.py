@@ -17,7 +17,12 @@ import pytest
 import zmq
 from tests.support.output import LONG, Console, Worker, labels_of
 
-from phalanx.runtime.observe.event_stream import DriverStream, Observer, find_drivers
+from phalanx.runtime.observe.event_stream import (
+    DriverStream,
+    Observer,
+    find_drivers,
+    open_stream,
+)
 from phalanx.runtime.observe.events import GroupUp
 from phalanx.runtime.output.collector_client import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
@@ -76,6 +81,11 @@ def test_a_driver_is_found_by_its_socket_and_no_folder_is_needed(
     assert driver.address not in Path("/proc/net/unix").read_text()
 
 
+def test_a_name_that_cannot_be_encoded_is_found_all_the_same() -> None:
+    with open_stream("na\udcffme"):
+        assert mine().name == "na?me"
+
+
 def test_an_observer_sees_lines_records_and_events(collector: OutputCollector) -> None:
     output: WorkerOutput = collector.open_worker(labels_of(1, incarnation=4))
     with Observer(mine()) as observer:
@@ -99,6 +109,22 @@ def test_an_observer_sees_lines_records_and_events(collector: OutputCollector) -
         assert until(observer, event="later")["kind"] == "event"
         assert until(observer, epoch=3)["event"] == "phalanx.group_up"
         assert observer.missed == 0
+
+
+def test_what_no_observer_subscribes_to_is_not_published(collector: OutputCollector) -> None:
+    output = collector.open_worker(labels_of(0))
+    with Observer(mine(), watch=True) as observer:
+        attached(collector, observer)
+        collector.emit(GroupUp(group="tp", epoch=2, world_size=1, took=0.0, at=0.0))
+        before = until(observer, epoch=2)
+
+        Worker(output, "for number in range(10): print(number)").wait()
+        drained = output.drain(time.monotonic() + LONG)
+        collector.emit(GroupUp(group="tp", epoch=3, world_size=1, took=0.0, at=0.0))
+        after = until(observer, epoch=3)
+
+    assert drained
+    assert after["seq"] == before["seq"] + 1
 
 
 def test_an_observer_goes_on_after_the_collector_was_replaced(collector: OutputCollector) -> None:

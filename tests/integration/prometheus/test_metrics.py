@@ -123,6 +123,17 @@ def test_closing_it_twice_or_in_a_forked_child_does_no_harm() -> None:
         socket.create_connection(("127.0.0.1", metrics.port), timeout=5)
 
 
+def test_neither_a_path_in_sys_path_nor_a_module_in_the_working_folder_is_a_hindrance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+
+    with MetricsServer(0) as metrics:
+        wait_until(lambda: get(f"{metrics.url}/healthz") == (200, "ok\n"))
+
+
 def test_a_server_that_ends_at_once_is_started_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
