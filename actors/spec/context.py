@@ -32,7 +32,8 @@ class WorkerContext:
         epoch: How often its group has been formed.
         incarnation: How often this rank has been started, 1 for the first.
         rendezvous: The rendezvous of this epoch's ranks; None if there is none.
-        log: A structlog logger; group, rank, incarnation and pid are on every line.
+        log: A structlog logger; group, rank, incarnation and pid are on every line. Records of
+            level debug are not sent.
     """
 
     group: str
