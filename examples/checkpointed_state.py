@@ -77,7 +77,7 @@ def main() -> int:
         with group:
             done = group.collective_rpc("result")[0][0]
             ended = threading.Event()
-            killer = threading.Thread(target=kill, args=(group, ended))
+            killer = threading.Thread(target=kill, args=(group, ended), daemon=True)
             killer.start()
             for line in lines[done:]:
                 group.collective_rpc("count", args=(line,), retries=100)

@@ -202,7 +202,10 @@ class CallMethods(Generic[W]):
         on_timeout: Literal["leave", "restart"] = "leave",
         on_death: Literal["fail", "retry"] | None = None,
     ) -> Any:
-        """Call *method* on one rank and return its value; another rank's death does not matter."""
+        """Call *method* on one rank and return its value.
+
+        Another rank's death does not matter, unless the strategy restarts this rank with it.
+        """
         if on_death is not None:
             retries = _retries(retries, on_death)
         self.layout.check_rank("rank", rank)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.runtime import Kind, ProgressPage, SharedLock
-from phalanx.supervision import SpecError, require_package
+from phalanx.supervision import SpecError, check_choice, require_package
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,8 @@ class WorkerContext:
     Attributes:
         group: The name of its rank group.
         local_rank: Its rank among the ranks of this machine.
-        coordinates: Its place in every parallel dimension that has more than one.
+        coordinates: Its place in every parallel dimension that has more than one; empty if the
+            executor was built without a layout.
         devices: The devices leased to it, as torch names them in this process.
         epoch: How often its group has been formed.
         incarnation: How often this rank has been started, 1 for the first.
@@ -114,6 +115,7 @@ class WorkerContext:
         Raises:
             SpecError: the group is on several machines, and *scope* was not given.
         """
+        check_choice("scope", scope, ("group", "node"))
         if scope == "group" and self._machines > 1:
             remedy = f"the group is on {self._machines} machines: give scope='node'"
             raise SpecError("scope", scope, remedy)

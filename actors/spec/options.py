@@ -72,9 +72,9 @@ class RestartPolicy:
         decider: The reaction to an exception of a method, by its type, name or a
             predicate: *resume* (the default), *restart* the process, *stop* the group or
             *escalate*; and to a rank's exits, in place of *restart*. The caller gets the
-            exception first. A rule's *child* is the rank, as text. None restarts a rank after CUDA
-            errors that leave its process unusable, and resumes after all others, running out of
-            memory included.
+            exception first, unless the call is to be sent again. A rule's *child* is the rank, as
+            text. None restarts a rank after CUDA errors that leave its process unusable, and
+            resumes after all others, running out of memory included.
         survivors: The other ranks of a process group, under `ONE_FOR_ALL`, when one has
             died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
             and has the others leave the old process group and run `on_reform`. For gloo and NCCL.
@@ -135,9 +135,9 @@ class Devices:
 
     Attributes:
         names: A `DevicePool` that several executors share; or the devices to choose from, by
-            index or UUID, possibly repeated; or ``"cpu"``, ``"cuda"``; or None for the GPUs
-            that are visible, else CPU slots. Executors of one runtime that name the same devices
-            share them.
+            index or UUID, possibly repeated; or ``"cpu"``, ``"cuda"``; or None, or ``"auto"``, for
+            the GPUs that are visible, else CPU slots. Executors of one runtime that name the same
+            devices share them.
         per_rank: The number of devices of each rank; or a part of one, such as 0.25, and
             then that many ranks share it.
         visibility: ``"one"``: a rank sees only the devices leased to it. ``"all"``: it

@@ -80,7 +80,7 @@ class Status:
         phase: ``starting``, ``serving``, ``mending``, ``waiting`` (for the
             back-off), ``closing`` or ``ended``.
         restarts: Deaths that led to a restart, in all.
-        window: Those that count against the intensity; None if there are none.
+        window: Those that count against the intensity, and that; None before the group begins.
         planned: Planned restarts and resizes; they do not count as failures.
         standby: Spares that are warm.
         reports: The crash reports of the latest deaths of ranks, 256 at most, oldest first.

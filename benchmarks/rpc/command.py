@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     whole = Plan()
     names = ",".join(entry.name for entry in ENTRIES)
-    parser.add_argument("--quick", action="store_true", help="a minute instead of half an hour")
+    parser.add_argument("--quick", action="store_true", help="two minutes instead of half an hour")
     parser.add_argument(
         "--messages", action="store_true", help="up to 1 MiB, in all forms and both directions"
     )

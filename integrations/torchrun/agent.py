@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _PRELOAD = ("torch", "torch._dynamo")  # but for commands, which import what they use themselves
 _WORKER = "phalanx.integrations.torchrun.worker"
 _FOREVER = 1e9  # seconds
-_MOMENT = 0.05  # seconds a group that goes on failing waits before its second restart
+_MOMENT = 0.05  # seconds before a restart; twice as long each time that a group goes on failing
 _HEALTHY = 5.0  # seconds after which a round counts as one that worked
 
 

@@ -20,8 +20,8 @@ _HEARTBEAT = 1.0
 class Zmq:
     """Messages over ZeroMQ, for ranks that share no memory with the driver.
 
-    Both sides authenticate (CURVE): the group has a key pair, and so has each
-    incarnation of each rank; any other connection is refused.
+    Both sides authenticate (CURVE): the group has a key pair, and so has each relay beside its
+    ranks; any other connection is refused.
 
     Attributes:
         bind: Where the driver's side listens: ``tcp://ADDRESS`` or ``tcp://ADDRESS:PORT``, where

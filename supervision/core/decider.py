@@ -4,7 +4,8 @@
   default of the caller holds. A rule whose predicate raises does not apply.
 - *resume*: it continues. *restart*: an abnormal exit, which counts. *stop*: the child ends for
   good, as a transient one that ended normally. *escalate*: the supervisor gives up at once.
-- The caller of a method that raised gets its exception first, whatever the directive.
+- The caller of a method that raised gets its exception first, whatever the directive; unless its
+  rank is ended for it, and the call is sent again.
 
 Prior art: the supervision directives of Akka.
 """

@@ -98,7 +98,7 @@ class SupervisorGaveUp(Notice, event="supervisor_gave_up", level="critical"):
 
 
 class SupervisorExited(Notice, event="supervisor_exited"):
-    """A supervisor has ended, after all of its children."""
+    """A supervisor has ended, after all of its children unless it was killed, or failed."""
 
     reason: ExitReason
 

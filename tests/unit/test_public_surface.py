@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +31,37 @@ def test_every_public_name_exists_and_says_what_it_is(name: str) -> None:
     assert not inspect.isclass(found) or found.__doc__
 
 
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+
+
 @pytest.mark.parametrize("module", [phalanx, phalanx.chaos, phalanx.testing])
 def test_every_public_name_is_in_the_reference(module: ModuleType) -> None:
-    reference = Path(__file__).parents[2] / "docs/reference"
-    pages = "\n".join(page.read_text() for page in reference.glob("*.md"))
-    named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", pages, re.MULTILINE))
+    named = set(re.findall(r"^\.\. auto\w+:: (\S+)$", REFERENCE, re.MULTILINE))
     whole = {f"{module.__name__}.{name}" for name in dir(phalanx.errors)}  # by one directive
 
     public = {name for name in module.__all__ if callable(getattr(module, name))}
     assert {f"{module.__name__}.{name}" for name in public} <= named | whole
+
+
+def test_every_public_name_of_the_plug_in_for_vllm_is_in_the_reference() -> None:
+    module = "phalanx.integrations.vllm"
+    named = re.search(rf"automodule:: {module}\n +:members: (.*)", REFERENCE)
+
+    assert named is not None
+    needs_vllm = {"SupervisedExecutor"}
+    assert {*import_module(module).__all__} - needs_vllm == set(named[1].split(", "))
+
+
+def test_every_name_of_a_layer_that_a_document_uses_is_in_the_reference() -> None:
+    layers = "actors|chaos|runtime|supervision|testing"
+    text = "\n".join(page.read_text() for page in DOCS.rglob("*.md"))
+    imports = re.findall(rf"^from phalanx\.(?:{layers}) import (\([^)]*\)|.*)$", text, re.MULTILINE)
+    used = {name for names in imports for name in re.findall(r"\w+", names)}
+    used |= set(re.findall(rf"`phalanx\.(?:{layers})\.(\w+)", text))
+
+    directives = r"^\.\. (?:auto\w+|py:data):: [\w.]+\.(\w+)$"
+    assert used - set(re.findall(directives, REFERENCE, re.MULTILINE)) == set()
 
 
 def test_nothing_else_is_public() -> None:

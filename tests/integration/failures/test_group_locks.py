@@ -11,7 +11,7 @@ from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import Executor
-from phalanx.supervision import LockTimeout, Strategy
+from phalanx.supervision import LockTimeout, SpecError, Strategy
 
 LONG = 30.0
 USUAL = {"world_size": 3, "intensity": OFTEN}
@@ -55,6 +55,14 @@ def test_a_whole_group_that_is_killed_inside_goes_on(make: Make, tmp_path: Path)
     told = ex.collective_rpc("enter", LONG, retries=5)
     assert sorted(told, key=str) in ([(2, 1), None, None], [None, None, None])
     assert ex.collective_rpc("enter", LONG) == [None, None, None]
+
+
+def test_an_unknown_scope_is_refused() -> None:
+    with (
+        Executor(Locker, 1, launch="inline") as ex,
+        pytest.raises(SpecError, match="scope='machine'"),
+    ):
+        ex.call(lambda worker: worker.ctx.lock("it", scope="machine"), rank=0)
 
 
 def test_inline_it_is_a_lock_too() -> None:
