@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     Listener = Callable[[DeviceEvent], None]
+    Tolerance = Callable[[Fault], bool]
 
 _POLL = 0.02  # seconds; NVML has no event for memory that is released
 
@@ -61,8 +62,8 @@ class DevicePool:
         release_timeout: Seconds that a dead worker's memory may take to be released, before the
             device is put into quarantine. The default is three times the worst of docs/gpu.md.
         slack_bytes: Memory that may still be in use then: other users of a device come and go.
-        tolerate: Returns whether a device with a `Fault` may be leased all the same. None
-            tolerates none.
+        tolerate: Called with a `phalanx.runtime.Fault`, returns whether a device that has it may
+            be leased all the same. None tolerates none.
 
     A pool that several executors share lives until each of them has ended and its maker has called
     `close` (or left the ``with`` block).
@@ -75,7 +76,7 @@ class DevicePool:
         *,
         release_timeout: float = 10.0,
         slack_bytes: int = 64 << 20,
-        tolerate: Callable[[Fault], bool] | None = None,
+        tolerate: Tolerance | None = None,
     ) -> None:
         check_seconds("release_timeout", release_timeout, finite=False)
         check_number("slack_bytes", slack_bytes)
