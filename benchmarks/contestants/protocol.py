@@ -215,6 +215,11 @@ class Echo:
         return f"answer of {os.getpid()}"
 
 
+def beside() -> str:
+    """Return a folder for what only the benchmark needs: it is not in the one that is looked at."""
+    return os.path.dirname(os.environ[CRASH])  # noqa: PTH120  # as above
+
+
 def note(path: str, what: str) -> None:
     """Append one line in one write: whole, also if other processes write."""
     with open(path, "ab", buffering=0) as file:  # noqa: PTH123  # one write is the point

@@ -51,7 +51,7 @@ class RayActors(protocol.Contestant):
 
     def call(self, method: str, *args: Any) -> Any:
         # A large argument is put into the object store once for all, as Ray's guide advises.
-        if args and getattr(args[0], "nbytes", 0) > 100_000:
+        if args and _size(args[0]) > 100_000:
             args = (ray.put(args[0]),)
         return ray.get([getattr(each, method).remote(*args) for each in self._actors])
 
@@ -67,6 +67,10 @@ class RayActors(protocol.Contestant):
     def works(self, timeout: float) -> None:
         refs = [each.nothing.remote() for each in self._actors]
         ray.get(refs, timeout=timeout)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0)
 
 
 def make() -> RayActors:

@@ -11,17 +11,15 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
-from pathlib import Path
 
-from .protocol import Contestant
+from .protocol import Contestant, beside
 
 
 class TorchrunGroup(Contestant):
     """An agent, and the notes of its ranks."""
 
     def open(self, ranks: int, variant: str) -> None:
-        self._ranks = ranks
-        self._notes = tempfile.mkstemp()[1]
+        self._begin_notes(ranks)
         self._agent = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -69,13 +67,20 @@ class TorchrunGroup(Contestant):
                 raise TimeoutError(message)
             time.sleep(0.005)
 
+    def _begin_notes(self, ranks: int) -> None:
+        self._ranks = ranks
+        handle, self._notes = tempfile.mkstemp(dir=beside())
+        self._file, self._rest = os.fdopen(handle, "rb"), b""
+        self._last: dict[int, tuple[int, float]] = {}
+
     def _steps(self) -> dict[int, tuple[int, float]]:
         """Return the process and the moment of each rank's last step."""
-        found: dict[int, tuple[int, float]] = {}
-        for line in Path(self._notes).read_text().splitlines():
+        # What is new: to read all again would take processor time from the ranks that come back.
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        for line in lines:
             _, rank, pid, at = line.split()
-            found[int(rank)] = int(pid), float(at)
-        return found
+            self._last[int(rank)] = int(pid), float(at)
+        return self._last
 
 
 def make() -> TorchrunGroup:

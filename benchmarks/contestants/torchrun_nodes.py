@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 
 from .torchrun_group import TorchrunGroup
 
@@ -25,8 +24,7 @@ class TorchrunNodes(TorchrunGroup):
     def open(self, ranks: int, variant: str) -> None:
         where = json.loads(variant)
         addresses = where["addresses"]
-        self._ranks = ranks
-        self._notes = tempfile.mkstemp()[1]
+        self._begin_notes(ranks)
         more = {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "GLOO_SOCKET_IFNAME": "eth0" if where["prefixes"][0] else "lo",

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .protocol import Contestant, note
+from .protocol import Contestant, beside, note
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,7 +59,7 @@ class VllmExecutor(Contestant):
             VLLM_NO_USAGE_STATS="1",
             HF_HUB_OFFLINE="1",
         )
-        folder = tempfile.mkdtemp()
+        folder = tempfile.mkdtemp(dir=beside())
         (Path(folder) / "config.json").write_text(json.dumps(_MODEL))
         arguments = import_module("vllm.engine.arg_utils").EngineArgs(
             model=folder,
