@@ -26,7 +26,7 @@ from phalanx.events import WorkerExited
 from .harness.arguments import add_json, add_peer_env, check_writable, count, give
 from .harness.machine import describe, sentence
 from .harness.pidfd_baseline import Bare
-from .harness.stats import of
+from .harness.stats import Samples, of
 from .harness.tables import seconds, table, time_with_interval, verdict_table
 from .harness.targets import Verdict, at_most
 from .harness.venvs import Environments
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     import argparse
 
     from phalanx import WorkerContext
-
-    from .harness.stats import Samples
 
 _LONG = 60.0
 _MANY = Intensity(1_000_000, 1.0)
@@ -137,7 +135,10 @@ class Group:
 
     def wait_whole(self) -> None:
         """Return when all ranks serve and all spares are warm."""
+        deadline = time.monotonic() + _LONG
         while self.executor.status().standby < self.kind.options.get("standby", 0):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.kind.name}: its spares are not warm in {_LONG:g} s")
             time.sleep(0.005)  # there is no event for a warm spare
         self.executor.collective_rpc("ping", _LONG)
 
@@ -251,7 +252,8 @@ def text(found: Found) -> str:
     ]
     about = (
         f"## Recovery\n\n{sentence(found.machine)}.\n\n{found.ranks} ranks with torch imported, "
-        f"{found.kills} kills of each kind; medians with their 95 % interval."
+        f"{found.kills} kills of each kind; medians with their interval "
+        f"({Samples(tuple(found.bare)).confidence:.1%} confidence)."
     )
     shown = table(("from SIGKILL to", "median", "slowest"), lines)
     return f"{about}\n\n{shown}\n\n### Targets\n\n{verdict_table(verdicts(found))}"
@@ -283,14 +285,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print; with Ctrl-C, the peers that there were by then."""
     check_writable("json", arguments.json)
     environments = Environments(arguments.peer_env)
     found = measure(arguments.ranks, arguments.kills)
-    figures, shown = values(found), text(found)
+    figures, shown, code = values(found), text(found), 0
     if arguments.peers:
-        fates = measure_peers(arguments.ranks, arguments.peer_kills, environments)
+        fates, code = measure_peers(arguments.ranks, arguments.peer_kills, environments)
         figures["peers"] = [fate.values() for fate in fates]
         shown += f"\n\n{peers_text(fates)}"
     give(arguments, figures, shown)
-    return 0
+    return code

@@ -21,10 +21,10 @@ _PEERS = ("phalanx", "ray", "xoscar", "torchrun")
 _SCENARIOS = ("in-flight", "idle")
 
 
-def measure_peers(ranks: int, kills: int, environments: Environments) -> list[Fate]:
-    """Kill *kills* ranks of each, at work and idle."""
+def measure_peers(ranks: int, kills: int, environments: Environments) -> tuple[list[Fate], int]:
+    """Kill *kills* ranks of each, at work and idle; return what `measure` does."""
     plan = Plan(ranks=ranks, times=kills, patience=60.0, systems=_PEERS, scenarios=_SCENARIOS)
-    return list(measure(plan, environments))
+    return measure(plan, environments)
 
 
 def peers_text(fates: Sequence[Fate]) -> str:
@@ -45,14 +45,14 @@ def peers_text(fates: Sequence[Fate]) -> str:
 
 def _row(fates: Sequence[Fate]) -> Sequence[str]:
     label = fates[0].system.label
-    by_name = {fate.scenario.name: fate for fate in fates}
-    at_work, idle = (by_name[name] for name in _SCENARIOS)
+    # One that Ctrl-C has ended is there without the second.
+    at_work, idle = (*fates, Fate(fates[0].system, fates[0].scenario))[:2]
     if not at_work.outcomes:
         return (label, at_work.why, "", "", "", "")
     failed = [outcome.failed for each in fates for outcome in each.outcomes]
     return (
         label,
-        _time(at_work.outcomes, lambda outcome: outcome.knows),
+        _time(at_work.outcomes, lambda outcome: outcome.knows) if at_work.system.calls else "",
         _time(at_work.outcomes, lambda outcome: outcome.works),
         _time(idle.outcomes, lambda outcome: outcome.works) if idle.outcomes else idle.why,
         alike(outcome.got for outcome in at_work.outcomes),

@@ -129,7 +129,7 @@ def verdicts(found: dict[int, dict[str, Samples]]) -> list[Verdict]:
         for kind, text in _KINDS.items():
             ratio = found[many][kind].over(found[few][kind])
             what = f"{text}: {ranks_in_words(many)} to {few}, at most {many / few:g}"
-            held.append(at_most(what, ratio, many / few, whole=True))
+            held.append(at_most(what, ratio, many / few))
     return held
 
 
@@ -142,28 +142,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print; the exit code is 1 if groups of a size broke."""
     check_writable("json", arguments.json)
     machine = describe()
-    sizes: list[int] = sorted(set(arguments.ranks))
+    sizes: list[int] = sorted(arguments.ranks)
     rounds: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in sizes}
+    broken: dict[int, str] = {}
     for number in range(arguments.rounds):
         for ranks in sizes if number % 2 else reversed(sizes):
-            rounds[ranks].append(measure(ranks, arguments.calls))
+            if ranks not in broken:
+                try:
+                    rounds[ranks].append(measure(ranks, arguments.calls))
+                except subprocess.SubprocessError as error:
+                    broken[ranks] = f"{ranks_in_words(ranks)} broke: {error}"
     found = {
         ranks: {kind: Samples(tuple(each[kind] for each in rows)) for kind in _KINDS}
         for ranks, rows in rounds.items()
+        if rows
     }
     rows = [
-        (text, *(_show(kind, found[ranks][kind].median, ranks) for ranks in sizes))
+        (text, *(_show(kind, each[kind].median, ranks) for ranks, each in found.items()))
         for kind, text in _KINDS.items()
     ]
-    shown = table(("", *map(ranks_in_words, sizes)), rows)
+    shown = "\n\n".join((table(("", *map(ranks_in_words, found)), rows), *broken.values()))
     held = verdicts(found)
-    values: dict[str, Any] = {"machine": machine, "rounds": rounds}
+    values: dict[str, Any] = {"machine": machine, "rounds": rounds, "broken": broken}
     text = f"## Ranks\n\n{sentence(machine)}.\n\n{shown}"
     give(arguments, values, f"{text}\n\n{verdict_table(held)}" if held else text)
-    return 0
+    return int(bool(broken))
 
 
 def _show(kind: str, value: float, ranks: int) -> str:

@@ -71,7 +71,7 @@ def measure_spawn(ranks: int) -> float:
     started: list[tuple[BaseProcess, Connection, Connection]] = []
     for _ in range(ranks):
         read, write = context.Pipe(duplex=False)
-        process = context.Process(target=spawned, args=(write, stay))
+        process = context.Process(target=spawned, args=(write, stay), daemon=True)
         process.start()
         started.append((process, read, write))
     for _, read, _ in started:

@@ -20,6 +20,7 @@ from benchmarks.harness.arguments import (
     check_writable,
     count,
     give,
+    one_of,
     several,
 )
 from benchmarks.harness.machine import describe
@@ -27,7 +28,6 @@ from benchmarks.harness.process_group import MARK, Family, command
 from benchmarks.harness.subprocess_driver import link_package
 from benchmarks.harness.venvs import Environments
 from phalanx import Runtime
-from phalanx.supervision import SpecError
 
 from . import parts, peers
 from .machines import Machines
@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cuts", type=count, default=100, help="short ones; twice as many for ever"
     )
     parser.add_argument("--calls", type=count, default=10_000, help="that are accounted for")
-    parser.add_argument("--only", type=several(str), default=[], metavar=",".join(_PARTS))
+    known = several(one_of(_PARTS))
+    parser.add_argument("--only", type=known, default=[], metavar=",".join(_PARTS))
     parser.add_argument(
         "--peers", action="store_true", help="Ray actors, Monarch, torchrun as well"
     )
@@ -72,9 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; with Ctrl-C, what there was by then."""
     check_writable("json", arguments.json)
-    for name in arguments.only:
-        if name not in _PARTS:
-            raise SpecError("only", name, f"there are {', '.join(_PARTS)}")
     environments = Environments(arguments.peer_env)
     found, code = Found(describe()), 0
     mark = os.environ[MARK] = uuid.uuid4().hex  # by which what is left is found

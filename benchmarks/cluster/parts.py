@@ -22,6 +22,7 @@ from tests.support.ray_cluster import RayCluster
 
 from benchmarks.harness.process_group import Family
 from benchmarks.harness.stats import percentile
+from benchmarks.harness.subprocess_driver import ContestantBroke
 from phalanx import Launch, Ray, Runtime, Strategy
 from phalanx.cluster import NodeFenced, NodeLost, NodeRecovered
 from phalanx.events import WorkerExited
@@ -204,7 +205,13 @@ def calls(lab: Lab) -> None:
                         call = (one if ranks == 1 else four).group.collective_rpc
                         spent = _turn(partial(call, "ping", LONG, loads[what]))
                     else:
-                        spent = peer_turn(peers[name], SIZES[what], _TURN, alone=ranks == 1)
+                        try:
+                            spent = peer_turn(peers[name], SIZES[what], _TURN, alone=ranks == 1)
+                        except ContestantBroke as error:
+                            lab.found.why[name] = f"broke: {error.what}"
+                            names.remove(name)
+                            peers[name].end()
+                            continue
                     key = f"{name}.{what}.{ranks}"
                     lab.found.note("", {key: percentile(spent, 50)})
                     lab.found.tails.setdefault(key, []).append(percentile(spent, 99))

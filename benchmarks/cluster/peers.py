@@ -7,12 +7,12 @@ it starts on the other machines it starts by prefixes in its arguments.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from benchmarks.harness.subprocess_driver import ContestantBroke, Driven
+from benchmarks.harness.venvs import absent_without
 from phalanx.runtime import procfs
 
 from .site import LONG, kill, tree
@@ -100,9 +100,9 @@ def _open(lab: Lab, made: ExitStack, key: str) -> Driven | None:
     module, peer = _MODULES[key]
     if lab.environments is None:
         return None
-    python = lab.environments.python(peer) if peer else sys.executable
+    python = lab.environments.python(peer)
     if python is None:
-        lab.found.why[key] = f"absent: python -m benchmarks peers --install {peer}"
+        lab.found.why[key] = absent_without(peer)
         return None
     machines = lab.machines
     where = {
@@ -110,10 +110,10 @@ def _open(lab: Lab, made: ExitStack, key: str) -> Driven | None:
         "addresses": [machines.address(number) for number in range(2)],
         "prefixes": [machines.prefix(number) for number in range(2)],
     }
-    # Monarch takes a stop for a death.
-    driven = Driven(module, python, lab.folder, key, may_be_stopped=key != "monarch")
-    made.callback(driven.end)
     try:
+        # Monarch takes a stop for a death.
+        driven = Driven(module, python, lab.folder, key, may_be_stopped=key != "monarch")
+        made.callback(driven.end)
         driven.ask("open", _OPEN, ranks=_RANKS, variant=json.dumps(where))
     except ContestantBroke as error:
         lab.found.why[key] = f"broke: {error.what}"

@@ -1,12 +1,12 @@
 """The rows of `cluster`: what each is to reach, held against what was found, as text and values.
 
 A time meets its target if all of the interval of its median does, a count if every round does. What
-was not measured says why.
+was not measured, or not to its end, says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.harness.machine import sentence
@@ -109,18 +109,19 @@ class Found:
 
 
 def verdict(row: Row, found: Found) -> Verdict:
-    """Hold *row* against its target; without one it is met."""
+    """Hold *row* against its target, which a part that broke has not met; without one it is met."""
     figures = found.figures.get(row.key, [])
     if row.kind in ("total", "each") and figures:
         figures = [sum(figures) if row.kind == "total" else max(figures)]
     limit = float("inf") if row.most is None else row.most
-    why = found.why.get(row.key.partition(".")[0], "not asked for")
-    return at_most(row.what, of(figures), limit, why, whole=True)
+    why = found.why.get(row.key.partition(".")[0])
+    held = at_most(row.what, of(figures), limit, why or "not asked for")
+    return replace(held, state="not measured", why=why) if why and row.most is not None else held
 
 
 def text(found: Found) -> str:
     """Return everything as tables."""
-    heads = ("", "median (95 % interval)", "p99", "rounds", "target", "")
+    heads = ("", "median (interval)", "p99", "rounds", "target", "")
     return f"""## Several machines
 
 {sentence(found.machine)}. {found.about} Where Ray is not named, nodes are started without it.
@@ -144,14 +145,15 @@ def _cells(row: Row, found: Found) -> tuple[str, ...]:
     """Return what stands in *row*: its name, median, p99, rounds, target and verdict."""
     held, figures = verdict(row, found), found.figures.get(row.key, [])
     target = "" if row.most is None else _plain(row, row.most)
+    state = f"{held.state}: {held.why}" if held.why else held.state
     if held.value is None:
-        return row.what, "-", "", "", target, f"not measured: {held.why}"
+        return row.what, "-", "", "", target, state
     middle, tail, tails = _plain(row, held.value), "", of(found.tails.get(row.key, []))
     if row.kind in ("time", "bytes"):
         tail = _plain(row, tails.median if tails else percentile(figures, 99))
     if row.kind == "time":
         middle = time_with_interval(of(figures))
-    return row.what, middle, tail, str(len(figures)), target, held.state if target else ""
+    return row.what, middle, tail, str(len(figures)), target, state if target else ""
 
 
 def _plain(row: Row, value: float) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _LONGEST = 1e9  # seconds, thirty years; Python's locks can wait for ten times that
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
@@ -51,10 +51,10 @@ def check_writable(option: str, path: str | None) -> None:
     """
     if path is None or path == "-":
         return
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
+    file = Path(path).absolute()
+    if not file.parent.is_dir():
         raise SpecError(option, path, "its folder does not exist: make it first")
-    if not os.access(folder, os.W_OK) or Path(path).is_dir():
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
         raise SpecError(option, path, "cannot be written: name another file")
 
 
@@ -63,18 +63,36 @@ def give(arguments: argparse.Namespace, values: dict[str, Any], text: str) -> No
     if arguments.json == "-":
         print(json.dumps(values, indent=2))
         return
-    print(text)
-    if arguments.json is not None:
-        Path(arguments.json).write_text(json.dumps(values, indent=2) + "\n")
+    try:
+        print(text, flush=True)
+    finally:  # also if nothing reads the text any longer
+        if arguments.json is not None:
+            Path(arguments.json).write_text(json.dumps(values, indent=2) + "\n")
 
 
 def several(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return what reads values with commas between them."""
+    """Return what reads values with commas between them, each value once."""
 
     def read(text: str) -> list[Any]:
-        return [convert(word) for word in text.split(",") if word]
+        if not (found := list(dict.fromkeys(convert(word) for word in text.split(",") if word))):
+            message = "name at least one"
+            raise argparse.ArgumentTypeError(message)
+        return found
 
     read.__name__ = "list"  # how argparse calls what it could not read
+    return read
+
+
+def one_of(known: Iterable[str]) -> Callable[[str], str]:
+    """Return what reads a name that is *known*."""
+    names = tuple(known)
+
+    def read(text: str) -> str:
+        if text not in names:
+            message = f"{text!r}: there is no such one; there are {', '.join(names)}"
+            raise argparse.ArgumentTypeError(message)
+        return text
+
     return read
 
 

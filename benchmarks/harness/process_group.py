@@ -14,6 +14,8 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MARK = "PHALANX_BENCH_MARK"
+_WATCH = Path(__file__).with_name("orphan_watch.py")
 _SET_SUBREAPER = 36
 _KIB = 1024
 _NAMED = re.compile(rb"^/dev/shm/(\S+)$", re.MULTILINE)
@@ -96,13 +99,32 @@ class Family:
         deadline = time.monotonic() + seconds
         while (left := self.pids()) and time.monotonic() < deadline:
             self.signal(signal.SIGKILL)
-            collect(left)
+            _collect(left)
             time.sleep(0.01)  # there is no exit event for processes that are not children
-        collect(pid for pid, _ in self._known)  # those that have ended since
+        _collect(pid for pid, _ in self._known)  # those that have ended since
         return left
 
 
-def collect(pids: Iterable[int]) -> None:
+class Watch:
+    """The process that kills all that carry *mark* once this one has ended, however it does."""
+
+    def __init__(self, mark: str) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(_WATCH), f"{MARK}={mark}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # no Ctrl-C ends it
+        )
+
+    def end(self, seconds: float = 20.0) -> None:
+        """End it; it has no process left to kill."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.communicate(timeout=seconds)
+        self._popen.kill()
+        self._popen.wait()
+
+
+def _collect(pids: Iterable[int]) -> None:
     """Collect the exit status of those of *pids* that were adopted and have ended."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):

@@ -5,11 +5,10 @@ Guarantees: every contestant has an entry; an absent one is named, with the reme
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phalanx.supervision import SpecError
+from .venvs import absent_without
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,6 +83,7 @@ ENTRIES = (
     ),
 )
 
+FOREIGN = [entry.name for entry in ENTRIES if entry.environment is not None]
 TRANSPORTS = ("phalanx-tcp", "phalanx-ipc")
 
 
@@ -108,31 +108,17 @@ def choose(
         peers: Those with separate environments: names, ``all`` or ``none``.
         environments: Where those are.
         more: Additional names.
-
-    Raises:
-        SpecError: A name is unknown.
     """
-    _check_names("only", only or (), [entry.name for entry in ENTRIES])
-    foreign = [entry.name for entry in ENTRIES if entry.environment is not None]
-    _check_names("peers", peers, [*foreign, "all", "none"])
     present: list[Present] = []
     absent: dict[str, str] = {}
     for entry in ENTRIES:
         wanted = not entry.on_demand if only is None else entry.name in only
         if not wanted and entry.name not in (OURS, *more):
             continue
-        if entry.name in foreign and "all" not in peers and entry.name not in peers:
+        if entry.name in FOREIGN and "all" not in peers and entry.name not in peers:
             continue
-        if entry.environment is None:
-            present.append(Present(entry, sys.executable))
-        elif (python := environments.python(entry.environment)) is not None:
+        if (python := environments.python(entry.environment)) is not None:
             present.append(Present(entry, python))
         else:
-            absent[entry.name] = f"absent: python -m benchmarks peers --install {entry.environment}"
+            absent[entry.name] = absent_without(entry.environment)
     return present, absent
-
-
-def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise SpecError(option, name, f"there is no such one; there are {', '.join(known)}")

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -21,12 +20,11 @@ from typing import Any, Self
 from benchmarks.contestants.protocol import CRASH
 from phalanx.supervision import PhalanxError
 
-from .process_group import MARK, Family, command
+from .process_group import MARK, Family, Watch, command
 from .venvs import environment_of
 
 _PACKAGE = "phalanx_peers"
 _LAST_WORDS = 600  # characters
-_WATCH = Path(__file__).with_name("orphan_watch.py")
 
 
 class ContestantBroke(PhalanxError):
@@ -56,6 +54,9 @@ class Driven:
         folder: A folder of this run, in which it gets one for its temporary files.
         label: What it is called in what we say; None takes its name.
         may_be_stopped: Whether `pause` stops it.
+
+    Raises:
+        ContestantBroke: It cannot be started.
     """
 
     def __init__(
@@ -81,21 +82,20 @@ class Driven:
             "TMPDIR": str(self.scratch),
             "XDG_RUNTIME_DIR": str(self.scratch),
         }
-        self._watch = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(_WATCH), f"{MARK}={self.mark}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # no Ctrl-C ends it
-        )
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [python, "-m", _PACKAGE, name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment_of(python, [str(folder)], more),
-                cwd=self.scratch,
-            )
+        self._watch = Watch(self.mark)
+        try:
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [python, "-m", _PACKAGE, name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment_of(python, [str(folder)], more),
+                    cwd=self.scratch,
+                )
+        except OSError as error:
+            self._watch.end()
+            raise ContestantBroke(self.name, f"cannot be started: {error}") from error
         self.pid = self._process.pid
         self.family = Family(self.pid, self.mark)
         self._is_paused = False
@@ -155,21 +155,21 @@ class Driven:
         Returns the commands of what had to be ended by force.
         """
         self.resume()
+        deadline = time.monotonic() + seconds
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
+        while self.family.pids() and time.monotonic() < deadline:
+            time.sleep(0.01)  # there is no exit event for processes that are not children
         left = [command(pid) for pid in self.family.pids()]
         self.family.end()
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._watch.communicate(timeout=seconds)  # it has no process left to kill
-        self._watch.kill()
-        self._watch.wait()
+        self._watch.end(seconds)
         return left
 
     def last_words(self) -> str:

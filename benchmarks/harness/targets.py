@@ -1,7 +1,6 @@
 """`Verdict`: a figure held against a target.
 
-Guarantees: an upper limit is met when the interval of the figure reaches it, or where that is asked
-for, when all of the interval does; a lower limit when all of it does; what was not measured is
+Guarantees: a limit is met when all of the interval of the figure meets it; what was not measured is
 neither met nor missed, and says why.
 """
 
@@ -37,14 +36,11 @@ class Verdict:
     why: str = ""
 
 
-def at_most(
-    what: str, found: Samples | None, limit: float, why: str = "", *, whole: bool = False
-) -> Verdict:
-    """Hold *found* against what it may be at most; *whole*: with all of its interval."""
+def at_most(what: str, found: Samples | None, limit: float, why: str = "") -> Verdict:
+    """Hold *found* against what it may be at most, with all of its interval."""
     if found is None:
         return Verdict(what, limit, why=why)
-    end = found.high if whole else found.low
-    state: Literal["met", "missed"] = "met" if end <= limit else "missed"
+    state: Literal["met", "missed"] = "met" if found.high <= limit else "missed"
     return Verdict(what, limit, found.median, found.low, found.high, state)
 
 

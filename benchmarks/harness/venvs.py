@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,15 +81,23 @@ class Environments:
                 raise SpecError("peer-env", each, "there is neither bin/python nor an interpreter")
             self._named[name] = python
 
-    def python(self, name: str) -> str | None:
-        """Return the interpreter that has the peer *name*, or None."""
-        if name in self._named:
-            return self._named[name]
+    def python(self, name: str | None) -> str | None:
+        """Return the interpreter that has the peer *name*, or None; *name* None is for ours."""
+        if name is None:
+            return sys.executable
+        if name in self._named or name not in RECIPES:
+            return self._named.get(name)
         found = _python_of(folder() / name)
-        module = RECIPES[name].module if name in RECIPES else name
-        if found is None and find_spec(module) is not None:
+        if found is None and find_spec(RECIPES[name].module) is not None:
             return sys.executable
         return found
+
+
+def absent_without(name: str | None) -> str:
+    """Return the remedy for the peer *name* that is not there."""
+    if name in RECIPES:
+        return f"absent: python -m benchmarks peers --install {name}"
+    return f"absent: --peer-env {name}=PATH"
 
 
 def folder() -> Path:
@@ -103,22 +112,21 @@ def install(name: str) -> Path:
     """Make the environment of the peer *name*, anew where there is one; return its folder.
 
     Raises:
-        SpecError: There is no such peer.
-        CalledProcessError: pip failed, and has said why.
+        CalledProcessError: pip failed, and has said why; there is none of it.
     """
-    recipe = RECIPES.get(name)
-    if recipe is None:
-        raise SpecError("install", name, f"no such peer; there are {', '.join(RECIPES)}")
-    target = folder() / name
+    recipe, target = RECIPES[name], folder() / name
     shutil.rmtree(target, ignore_errors=True)
-    _run(sys.executable, "-m", "venv", str(target))
-    python = str(target / "bin" / "python")
-    if recipe.shares:
-        own = next(target.glob("lib/python*/site-packages"))
-        (own / "shared.pth").write_text(sysconfig.get_path("purelib"))
-    _run(python, "-m", "pip", "install", "--quiet", *recipe.needs)
-    if recipe.bare is not None:
-        _install_bare(python, recipe.bare)
+    with ExitStack() as undo:
+        undo.callback(shutil.rmtree, target, ignore_errors=True)
+        _run(sys.executable, "-m", "venv", str(target))
+        python = str(target / "bin" / "python")
+        if recipe.shares:
+            own = next(target.glob("lib/python*/site-packages"))
+            (own / "shared.pth").write_text(sysconfig.get_path("purelib"))
+        _run(python, "-m", "pip", "install", "--quiet", *recipe.needs)
+        if recipe.bare is not None:
+            _install_bare(python, recipe.bare)
+        undo.pop_all()
     return target
 
 

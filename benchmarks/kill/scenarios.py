@@ -19,6 +19,7 @@ from benchmarks.harness.arguments import (
     check_writable,
     count,
     give,
+    one_of,
     several,
     span,
 )
@@ -27,11 +28,10 @@ from benchmarks.harness.process_group import adopt_orphans
 from benchmarks.harness.stats import of
 from benchmarks.harness.subprocess_driver import ContestantBroke, link_package
 from benchmarks.harness.tables import seconds, table
-from benchmarks.harness.venvs import Environments
-from phalanx.supervision import SpecError
+from benchmarks.harness.venvs import Environments, absent_without
 
 from .subject import Outcome, Victim
-from .systems import SYSTEMS, names, python_for
+from .systems import SYSTEMS, names
 
 if TYPE_CHECKING:
     import argparse
@@ -115,19 +115,29 @@ class Plan:
     scenarios: Sequence[str] = ()
 
 
-def measure(plan: Plan, environments: Environments) -> Iterator[Fate]:
-    """Yield what became of each system in each scenario."""
+def measure(plan: Plan, environments: Environments) -> tuple[list[Fate], int]:
+    """Return what became of each system in each scenario until Ctrl-C; and the exit code."""
+    fates: list[Fate] = []
+    try:
+        fates.extend(_each(plan, environments))
+    except KeyboardInterrupt:
+        print("\nended by Ctrl-C; this is what there was", file=sys.stderr)
+        return fates, 130
+    return fates, 0
+
+
+def _each(plan: Plan, environments: Environments) -> Iterator[Fate]:
     adopt_orphans()
     for system in SYSTEMS:
         if plan.systems and system.name not in plan.systems:
             continue
-        python = python_for(system, environments)
+        python = environments.python(system.environment)
         for scenario in SCENARIOS:
             if plan.scenarios and scenario.name not in plan.scenarios:
                 continue
             fate = Fate(system, scenario)
             if python is None:
-                fate.why = f"absent: python -m benchmarks peers --install {system.environment}"
+                fate.why = absent_without(system.environment)
             elif scenario.restarts_only and not system.restarts:
                 fate.why = "starts nothing anew"
             else:
@@ -149,9 +159,9 @@ def _try(fate: Fate, python: str, plan: Plan) -> None:
                     if fate.outcomes[-1].works is None:
                         break
                 fate.left = victim.close()
-        except ContestantBroke as error:
-            fate.why = f"broke: {error.what}"
-            print(f"{error}", file=sys.stderr, flush=True)
+        except Exception as error:  # noqa: BLE001  # the other systems go on
+            fate.why = f"broke: {error.what if isinstance(error, ContestantBroke) else repr(error)}"
+            print(f"{fate.system.label}: {fate.why}", file=sys.stderr, flush=True)
 
 
 def _brief(outcome: Outcome) -> str:
@@ -281,12 +291,13 @@ def values(fates: Sequence[Fate], machine: dict[str, Any], plan: Plan) -> dict[s
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     whole = Plan()
-    known = [scenario.name for scenario in SCENARIOS]
+    systems, known = names(), [scenario.name for scenario in SCENARIOS]
     parser.add_argument("--ranks", type=count, default=whole.ranks)
     parser.add_argument("--times", type=count, default=whole.times, help="a rank is killed")
     parser.add_argument("--patience", type=span, default=whole.patience, metavar="SECONDS")
-    parser.add_argument("--only", type=several(str), default=[], metavar=",".join(names()))
-    parser.add_argument("--scenarios", type=several(str), default=[], metavar=",".join(known))
+    for option, each in (("--only", systems), ("--scenarios", known)):
+        kind = several(one_of(each))
+        parser.add_argument(option, type=kind, default=[], metavar=",".join(each))
     add_peer_env(parser)
     add_json(parser)
 
@@ -294,13 +305,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Kill, and print what became of it; with Ctrl-C, of what was killed by then."""
     check_writable("json", arguments.json)
-    for option, given, known in (
-        ("only", arguments.only, names()),
-        ("scenarios", arguments.scenarios, [scenario.name for scenario in SCENARIOS]),
-    ):
-        for each in given:
-            if each not in known:
-                raise SpecError(option, each, f"there are {', '.join(known)}")
     plan = Plan(
         ranks=arguments.ranks,
         times=arguments.times,
@@ -308,11 +312,7 @@ def run(arguments: argparse.Namespace) -> int:
         systems=arguments.only,
         scenarios=arguments.scenarios,
     )
-    machine, fates, code = describe(), list[Fate](), 0
-    try:
-        fates.extend(measure(plan, Environments(arguments.peer_env)))
-    except KeyboardInterrupt:
-        print("\nended by Ctrl-C; this is what there was", file=sys.stderr)
-        code = 130
+    machine = describe()
+    fates, code = measure(plan, Environments(arguments.peer_env))
     give(arguments, values(fates, machine, plan), text(fates, machine, plan))
     return code

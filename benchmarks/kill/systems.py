@@ -5,14 +5,11 @@ Guarantees: a system that is not installed is in the list all the same, with the
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from benchmarks.harness.venvs import Environments
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +72,6 @@ SYSTEMS = (
         most_ranks=2,
     ),
 )
-
-
-def python_for(system: System, environments: Environments) -> str | None:
-    """Return the interpreter that has *system*, or None."""
-    if system.environment is None:
-        return sys.executable
-    return environments.python(system.environment)
 
 
 def names(systems: Sequence[System] = SYSTEMS) -> list[str]:

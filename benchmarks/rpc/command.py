@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.harness.arguments import (
     add_json,
@@ -13,17 +13,21 @@ from benchmarks.harness.arguments import (
     check_writable,
     count,
     give,
+    one_of,
     several,
     size,
     span,
 )
-from benchmarks.harness.roster import ENTRIES, TRANSPORTS, choose
+from benchmarks.harness.roster import ENTRIES, FOREIGN, TRANSPORTS, choose
 from benchmarks.harness.venvs import Environments
 from phalanx.supervision import SpecError
 
 from . import plot
 from .run import FORMS, Plan, RpcRun
 from .table import text, values
+
+if TYPE_CHECKING:
+    import argparse
 
 _PICTURE = "phalanx-rpc.png"
 _MESSAGES = Plan(
@@ -41,27 +45,29 @@ _QUICK = Plan(ranks=(1, 4), sizes=(0, 1 << 20), rounds=6, seconds=0.05, rest=1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line."""
     whole = Plan()
-    names = ",".join(entry.name for entry in ENTRIES)
+    names = [entry.name for entry in ENTRIES]
     parser.add_argument("--quick", action="store_true", help="two minutes instead of half an hour")
     parser.add_argument(
         "--messages", action="store_true", help="up to 1 MiB, in all forms and both directions"
     )
     parser.add_argument("--ranks", type=several(count), metavar="1,2,4,8")
     parser.add_argument("--sizes", type=several(size), metavar="0,64K,8M", help="of the argument")
-    parser.add_argument("--forms", type=several(_form), metavar=",".join(FORMS), help="of it")
+    forms = several(one_of(FORMS))
+    parser.add_argument("--forms", type=forms, metavar=",".join(FORMS), help="of it")
     parser.add_argument("--back", action="store_true", default=None, help="as a value as well")
     parser.add_argument("--rounds", type=count, help=f"{whole.rounds} by default")
     parser.add_argument("--seconds", type=span, help="of one turn; a slow call takes longer")
     parser.add_argument("--rest", type=span, help="seconds to watch at rest; 0 for not at all")
     parser.add_argument("--growth", action="store_true", default=None, help="with 64 ranks as well")
     parser.add_argument("--no-growth", dest="growth", action="store_false", default=None)
-    parser.add_argument("--only", type=several(str), metavar=names, help="the contestants")
+    only = several(one_of(names))
+    parser.add_argument("--only", type=only, metavar=",".join(names), help="the contestants")
     parser.add_argument(
         "--transports", action="store_true", help=f"{' and '.join(TRANSPORTS)} take part as well"
     )
     parser.add_argument(
         "--peers",
-        type=several(str),
+        type=several(one_of((*FOREIGN, "all", "none"))),
         nargs="?",
         const=["all"],
         default=["all"],
@@ -113,12 +119,6 @@ def _picture(arguments: argparse.Namespace) -> Path | None:
     if not can_draw:
         raise SpecError("plot", arguments.plot, "matplotlib is missing: install 'phalanx[bench]'")
     return Path(arguments.plot or _PICTURE)
-
-
-def _form(word: str) -> str:
-    if word not in FORMS:
-        raise argparse.ArgumentTypeError(f"{word!r} is no form; there are {', '.join(FORMS)}")
-    return word
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness.arguments import count
 from benchmarks.harness.machine import describe, sentence
+from benchmarks.harness.stats import Samples
 from phalanx import Executor, Runtime, WorkerActor
 from phalanx.integrations.prometheus import MetricsServer
 
@@ -55,12 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
         for each in drivers.values():
             assert each.stdin is not None
             each.stdin.close()
-    ratios = [on / off for off, on in zip(*medians.values(), strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    off, on = (Samples(tuple(values)) for values in medians.values())
+    ratio = on.over(off)
+    assert ratio is not None
     print(sentence(describe()))
-    for mode, values in medians.items():
-        print(f"metrics {mode:<3}  median of an empty call {statistics.median(values):.1f} us")
-    print(f"on/off  median of {len(ratios)} pairs {middle:.3f}, quartiles {low:.3f} to {high:.3f}")
+    for mode, values in zip(_MODES, (off, on), strict=True):
+        print(f"metrics {mode:<3}  median of an empty call {values.median:.1f} us")
+    about = f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    print(f"on/off  median of {arguments.rounds} pairs {about}, {ratio.confidence:.1%} confidence")
     return 0
 
 

@@ -38,8 +38,12 @@ def draw(found: Found, path: Path) -> None:
     for panel, count in zip(panels[0], ranks, strict=True):
         _panel(panel, found, count)
     panels[0][0].set_ylabel("one call to all ranks, microseconds")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=min(10, len(labels)), frameon=False)
+    shown: dict[str, Any] = {}  # by name: one that broke may be in one panel only
+    for panel in panels[0]:
+        handles, labels = panel.get_legend_handles_labels()
+        shown |= zip(labels, handles, strict=True)
+    columns = min(10, len(shown))
+    figure.legend(shown.values(), shown, loc="upper center", ncols=columns, frameon=False)
     figure.supxlabel(sentence(found.machine), fontsize=7, color="gray")
     figure.tight_layout(rect=(0, 0.02, 1, 0.93))
     figure.savefig(path, format="png", dpi=130)

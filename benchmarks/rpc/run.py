@@ -41,8 +41,7 @@ _TURN = 120.0
 _SETTLE = 5.0  # seconds before rest is measured: some spin for one, we give memory back after two
 _READ_FROM = 8 * MIB  # reading every byte is measured from here on
 _WINDOW = 64
-_MOST = 64  # ranks in the row that asks for growth
-
+FEW, MOST = 8, 64  # ranks in the row that asks for growth
 
 FORMS = ("tensor", "bytes", "structure")
 
@@ -75,7 +74,7 @@ class Plan:
         back: Whether the same is measured as a value as well.
         seconds: How long a turn of one contestant at one size lasts, about.
         rest: Seconds for which processors at rest are watched; 0 leaves it out.
-        growth: Whether empty calls to 8 and 64 ranks are measured as well.
+        growth: Whether empty calls to `FEW` and `MOST` ranks are measured as well.
     """
 
     ranks: Sequence[int] = (1, 2, 4, 8)
@@ -254,12 +253,12 @@ class RpcRun:
             )
 
     def _measure_growth(self) -> None:
-        """Alternate empty calls to 8 and to 64 ranks, of ours and of raw pyzmq."""
+        """Alternate empty calls to few and to many ranks, of ours and of raw pyzmq."""
         entries = [each for each in self._present if each.entry.name in (OURS, "pyzmq")]
-        with self._opened(8, entries) as few, self._opened(_MOST, entries) as many:
+        with self._opened(FEW, entries) as few, self._opened(MOST, entries) as many:
             for number in range(self._plan.rounds):
-                _progress(f"growth to {_MOST} ranks, round {number + 1} of {self._plan.rounds}")
-                for ranks, group in ((8, few), (_MOST, many)):
+                _progress(f"growth to {MOST} ranks, round {number + 1} of {self._plan.rounds}")
+                for ranks, group in ((FEW, few), (MOST, many)):
                     for each in _in_turn(group, number):
                         with self._its_turn(ranks, each, group):
                             order = {"method": "nothing", "size": 0, "times": self._plan.calls}
@@ -281,13 +280,17 @@ class RpcRun:
                 for each in present:
                     name = each.entry.name
                     _progress(f"{ranks_in_words(ranks)}, opening {name}")
-                    driven = Driven(
-                        each.entry.module,
-                        each.python,
-                        folder,
-                        name,
-                        may_be_stopped=each.entry.may_be_stopped,
-                    )
+                    try:
+                        driven = Driven(
+                            each.entry.module,
+                            each.python,
+                            folder,
+                            name,
+                            may_be_stopped=each.entry.may_be_stopped,
+                        )
+                    except ContestantBroke as error:
+                        self.found.broken[ranks, name] = error.what
+                        continue
                     all_open[name] = driven
                     with self._its_turn(ranks, driven, all_open):
                         about = driven.ask("open", _OPEN, ranks=ranks, variant=each.entry.variant)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.machine import sentence
 from benchmarks.harness.roster import COPY, ENTRIES, OURS
-from benchmarks.harness.stats import of
+from benchmarks.harness.stats import Samples, of
 from benchmarks.harness.tables import (
     ranks_in_words,
     seconds,
@@ -21,11 +21,10 @@ from benchmarks.harness.tables import (
     with_interval,
 )
 
+from .run import FEW, MOST
 from .targets import verdicts
 
 if TYPE_CHECKING:
-    from benchmarks.harness.stats import Samples
-
     from .run import Found, Message
 
 
@@ -86,9 +85,11 @@ def values(found: Found) -> dict[str, Any]:
 
 
 def _about(found: Found) -> str:
+    rounds = found.plan.rounds
     return (
-        f"A figure is the median of {found.plan.rounds} alternating rounds, with the 95 % interval "
-        "of that median by order statistics; a ratio is taken round by round."
+        f"A figure is the median of {rounds} alternating rounds, with the interval of that median "
+        f"by order statistics ({Samples((0.0,) * rounds).confidence:.1%} confidence); a ratio is "
+        "taken round by round."
     )
 
 
@@ -179,15 +180,14 @@ def _rest_table(found: Found) -> str:
 
 def _growth_table(found: Found) -> str:
     names = list(dict.fromkeys(name for _, name in found.growth))
-    counts = sorted({ranks for ranks, _ in found.growth})
     if not names:
         return ""
     rows: list[tuple[str, ...]] = []
     for name in names:
-        few, many = (of(found.growth.get((ranks, name), [])) for ranks in counts)
+        few, many = (of(found.growth.get((ranks, name), [])) for ranks in (FEW, MOST))
         ratio = many.over(few) if few and many else None
         rows.append((name, time_with_interval(few), time_with_interval(many), with_interval(ratio)))
-    heads = ("empty call", *(ranks_in_words(ranks) for ranks in counts), "ratio")
+    heads = ("empty call", ranks_in_words(FEW), ranks_in_words(MOST), "ratio")
     return f"### Growth\n\n{table(heads, rows)}"
 
 

@@ -13,7 +13,7 @@ from benchmarks.harness.stats import Samples, of
 from benchmarks.harness.tables import ranks_in_words
 from benchmarks.harness.targets import Verdict, at_least, at_most
 
-from .run import EMPTY, MIB, Message
+from .run import EMPTY, FEW, MIB, MOST, Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def _empty(found: Found) -> Iterator[Verdict]:
         for peer, limit in limits.items():
             ratio = _ratio(found, ranks, EMPTY, peer)
             what = f"empty call, {ranks_in_words(ranks)}: at most {limit:g} of {peer}"
-            yield _below(what, ratio, limit, _why(found, ranks, peer))
+            yield at_most(what, ratio, limit, _why(found, ranks, peer))
 
 
 def _tail(found: Found) -> Iterator[Verdict]:
@@ -61,7 +61,7 @@ def _tail(found: Found) -> Iterator[Verdict]:
         for peer in ("pyzmq", "vllm"):
             ratio = _ratio(found, ranks, EMPTY, peer, "p99")
             what = f"p99 of an empty call, {ranks_in_words(ranks)}: below {peer}'s"
-            yield _below(what, ratio, 1.0, _why(found, ranks, peer))
+            yield at_most(what, ratio, 1.0, _why(found, ranks, peer))
 
 
 def _messages(found: Found) -> Iterator[Verdict]:
@@ -76,13 +76,15 @@ def _messages(found: Found) -> Iterator[Verdict]:
                 ratio = None if best is None else _ratio(found, ranks, message, best, figure)
                 what = "processor time" if figure == "cpu" else "median"
                 what = f"{where}: {what}, at most {limit:g} of the best ({best})"
-                yield _below(what, ratio, limit)
+                yield at_most(what, ratio, limit, _why(found, ranks, best or OURS))
             if message.size:
                 ratio = _ratio(found, ranks, message, "pyzmq", "p99")
-                yield _below(f"{where}: p99, at most that of pyzmq", ratio, 1.0)
+                what = f"{where}: p99, at most that of pyzmq"
+                yield at_most(what, ratio, 1.0, _why(found, ranks, "pyzmq"))
             if message.form == "structure":
                 ratio = _ratio(found, ranks, message, "pipe")
-                yield _below(f"{where}: at most {_STRUCTURE:g} of pipe", ratio, _STRUCTURE)
+                what = f"{where}: at most {_STRUCTURE:g} of pipe"
+                yield at_most(what, ratio, _STRUCTURE, _why(found, ranks, "pipe"))
 
 
 def _best(found: Found, ranks: int, message: Message, figure: str) -> str | None:
@@ -106,25 +108,24 @@ def _large(found: Found) -> Iterator[Verdict]:
     large = Message(8 * MIB)
     ratio = _ratio(found, 8, large, "vllm")
     what = "8 MiB to 8 ranks: at most 0.3 of vllm"
-    yield _below(what, ratio, 0.3, _why(found, 8, "vllm"))
+    yield at_most(what, ratio, 0.3, _why(found, 8, "vllm"))
     ours = found.series(8, large, OURS)
     copy = found.series(8, large, COPY)
     empty = found.series(8, EMPTY, OURS)
     budget = copy.with_each(empty, lambda one, two: 2 * one + two) if copy and empty else None
     ratio = ours.over(budget) if ours and budget else None
     what = "the same: at most 1 of two copies and an empty call"
-    yield _below(what, ratio, 1.0, _why(found, 8, OURS))
+    yield at_most(what, ratio, 1.0, _why(found, 8, OURS))
     ratio = _ratio(found, 4, Message(64 * MIB), COPY)
     what = "64 MiB to 4 ranks: at most 1.5 of one copy"
-    yield _below(what, ratio, 1.5, _why(found, 4, OURS))
+    yield at_most(what, ratio, 1.5, _why(found, 4, OURS))
 
 
 def _growth(found: Found) -> Verdict:
-    most = max((ranks for ranks, _ in found.growth), default=64)
-    few, many = (of(found.growth.get((ranks, OURS), [])) for ranks in (8, most))
+    few, many = (of(found.growth.get((ranks, OURS), [])) for ranks in (FEW, MOST))
     ratio = many.over(few) if many and few else None
-    what = f"empty call, {most} ranks over 8: at most linear"
-    return _below(what, ratio, most / 8, "not asked for")
+    what = f"empty call, {MOST} ranks over {FEW}: at most linear"
+    return at_most(what, ratio, MOST / FEW, _why(found, MOST, OURS))
 
 
 def _rest(found: Found) -> Iterator[Verdict]:
@@ -139,10 +140,6 @@ def _rest(found: Found) -> Iterator[Verdict]:
         yield at_most(what, worst, _MOST_AT_REST, "not asked for")
     worst = Samples((float(max(rest.shared_bytes for rest in ours)),)) if ours else None
     yield at_most("shared memory at rest: below 8 MiB", worst, _MOST_SHARED, "not asked for")
-
-
-def _below(what: str, found: Samples | None, limit: float, why: str = "not asked for") -> Verdict:
-    return at_most(what, found, limit, why, whole=True)
 
 
 def _ratio(

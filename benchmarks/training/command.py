@@ -5,6 +5,7 @@ torch is imported when it runs, so that no other measurement has it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from benchmarks.harness.arguments import (
 )
 from benchmarks.harness.machine import describe, sentence
 from benchmarks.harness.venvs import Environments
+from phalanx.supervision import SpecError
 
 from .ranks.notes import BLOCK
 
@@ -55,18 +57,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; return 0 if every hash that is to be equal is."""
+    """Measure and print; return 0 if every hash that is to be equal is, 130 after Ctrl-C."""
     from .measure import Measurement  # noqa: PLC0415  # imports torch
     from .table import render  # noqa: PLC0415
 
-    check_writable("--json", arguments.json)
+    check_writable("json", arguments.json)
+    if arguments.width % 4:
+        raise SpecError("width", arguments.width, "the model has 4 heads: give a multiple of 4")
     environments = Environments(arguments.peer_env)
-    machine = describe()
-    found = [
-        each
-        for ranks in arguments.ranks
-        for each in Measurement(ranks, arguments, environments).all()
-    ]
+    machine, code = describe(), 0
+    runs = [Measurement(ranks, arguments, environments) for ranks in arguments.ranks]
+    try:
+        for run in runs:
+            run.run()
+    except KeyboardInterrupt:
+        print("\nended by Ctrl-C; this is what there was", file=sys.stderr)
+        code = 130
+    found = [each for run in runs for each in run.found]
     values = {"machine": machine, "runs": [asdict(each) for each in found]}
     give(arguments, values, f"{sentence(machine)}\n\n{render(found, arguments)}")
-    return 0 if all(each.equal for each in found if each.system in _EXACT) else 1
+    return code or int(not all(each.equal for each in found if each.system in _EXACT))

@@ -32,39 +32,43 @@ class Measurement:
         ranks: How many.
         asked: The command line.
         environments: Where peers are.
+
+    Attributes:
+        found: Of each system that has begun.
     """
 
     def __init__(self, ranks: int, asked: argparse.Namespace, environments: Environments) -> None:
         self._asked = asked
         self._environments = environments
         self._sizes = {"ranks": ranks, "width": asked.width, "layers": asked.layers}
+        self.found: list[Found] = []
 
-    def all(self) -> list[Found]:
+    def run(self) -> None:
         """Measure the systems that are asked for."""
         chosen = [SYSTEMS[name] for name in self._asked.form or SYSTEMS]
-        found = [self._one(system) for system in chosen]
+        for system in chosen:
+            self._one(system)
         for trains in dict.fromkeys(system.trains for system in chosen):
             alike = [
                 each
-                for each in found
+                for each in self.found
                 if SYSTEMS[each.system].trains == trains and each.last and not each.why
             ]
             if alike:
                 self._compare(undisturbed(SYSTEMS[alike[0].system]), alike)
-        return found
 
-    def _one(self, system: System) -> Found:
+    def _one(self, system: System) -> None:
         found = Found(system.name, self._sizes["ranks"])
+        self.found.append(found)
         say(found, "steady cost")
         try:
             found.overhead = self._overhead(system)
             say(found, "kills")
             self._disturb(system, found)
             say(found, json.dumps(asdict(found)))  # what a run that is ended later has found
-        except GaveUp as error:
-            found.why = f"{error} (after {found.kills} kills)" if found.kills else str(error)
+        except Exception as error:  # noqa: BLE001  # the other systems go on
+            found.why = _reason(error) + (f" (after {found.kills} kills)" if found.kills else "")
             say(found, found.why)
-        return found
 
     def _start(self, system: System, **asked: object) -> Run:
         if system.is_driven:
@@ -75,7 +79,7 @@ class Measurement:
 
     def _overhead(self, system: System) -> list[float]:
         """Do blocks of steps with protection and without, in turns; return what it adds."""
-        if not self._asked.rounds:
+        if self._asked.rounds < 1:
             return []
         with ExitStack() as stack:
             runs = [
@@ -124,12 +128,16 @@ class Measurement:
         try:
             with self._start(system, digests=tuple(steps)) as run:
                 notes = run.finish()
-        except GaveUp as error:
+        except Exception as error:  # noqa: BLE001  # as above
             for each in alike:
-                each.why = f"undisturbed: {error}"
+                each.why = f"undisturbed: {_reason(error)}"
             return
         for each in alike:
             each.equal = each.digest is not None and each.digest == digest_at(notes, each.last)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, GaveUp) else f"broke: {error!r}"
 
 
 def say(found: Found, what: str) -> None:

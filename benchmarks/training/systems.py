@@ -1,7 +1,7 @@
 """Which systems are measured, and one run of one of them: a tree of processes that all end.
 
 Guarantees: a run in which no step is done for the patience that was asked is given up, with the
-reason; `end` leaves no process and no file of it.
+reason; `end` leaves no process and no file of it, and the death of this process no process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -19,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from benchmarks.harness.process_group import MARK, Family, adopt_orphans, collect
-from benchmarks.harness.venvs import environment_of
+from benchmarks.harness.process_group import MARK, Family, Watch, adopt_orphans
+from benchmarks.harness.venvs import absent_without, environment_of
 from phalanx.supervision import PhalanxError
 
 from .ranks.notes import Asked, Note
@@ -123,44 +122,53 @@ class Run:
         environments: Environments,
         **asked: Any,
     ) -> None:
-        python = sys.executable if system.peer is None else environments.python(system.peer)
+        python = environments.python(system.peer)
         if python is None:
-            raise GaveUp(f"absent: python -m benchmarks peers --install {system.peer}")
+            raise GaveUp(absent_without(system.peer))
         adopt_orphans()
         self._patience = patience
-        self._folder = Path(tempfile.mkdtemp(prefix="phalanx-bench-"))
-        self.asked = Asked(folder=str(self._folder), **sizes, **system.options, **asked)
-        self.asked.write()
-        gates = 1 if system.is_driven else self.asked.ranks
-        names = ("idle", *(f"gate.{number}" for number in range(gates)))
-        for name in names:
-            os.mkfifo(self._folder / name)
-        self._idle, *self._gates = (os.open(self._folder / name, os.O_RDWR) for name in names)
-        (self._folder / "packages").mkdir()
-        (self._folder / "packages" / "benchmarks").symlink_to(_ROOT / "benchmarks")
-        mark = uuid.uuid4().hex
-        env = environment_of(
-            python,
-            [str(self._folder / "packages")],
-            {
-                MARK: mark,
-                "TMPDIR": str(self._folder),
-                "PYTHONWARNINGS": "ignore",
-                "TORCH_CPP_LOG_LEVEL": "ERROR",
-            },
-        )
-        words = [word.format(ranks=self.asked.ranks) for word in system.words]
-        with (self._folder / "log").open("wb") as log:
-            self._popen = subprocess.Popen(
-                [python, "-m", *words, str(self._folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                cwd=self._folder,
-                start_new_session=True,
+        with contextlib.ExitStack() as made:
+            self._folder = Path(tempfile.mkdtemp(prefix="phalanx-bench-"))
+            made.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self.asked = Asked(folder=str(self._folder), **sizes, **system.options, **asked)
+            self.asked.write()
+            gates = 1 if system.is_driven else self.asked.ranks
+            fds: list[int] = []
+            for name in ("idle", *(f"gate.{number}" for number in range(gates))):
+                os.mkfifo(self._folder / name)
+                fds.append(os.open(self._folder / name, os.O_RDWR))
+                made.callback(os.close, fds[-1])
+            self._idle, *self._gates = fds
+            (self._folder / "packages").mkdir()
+            (self._folder / "packages" / "benchmarks").symlink_to(_ROOT / "benchmarks")
+            mark = uuid.uuid4().hex
+            made.callback(Watch(mark).end)
+            env = environment_of(
+                python,
+                [str(self._folder / "packages")],
+                {
+                    MARK: mark,
+                    "TMPDIR": str(self._folder),
+                    "PYTHONWARNINGS": "ignore",
+                    "TORCH_CPP_LOG_LEVEL": "ERROR",
+                },
             )
-        self._family = Family(self._popen.pid, mark)
+            words = [word.format(ranks=self.asked.ranks) for word in system.words]
+            with (self._folder / "log").open("wb") as log:
+                self._popen = subprocess.Popen(
+                    [python, "-m", *words, str(self._folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    cwd=self._folder,
+                    start_new_session=True,
+                )
+            self._family = Family(self._popen.pid, mark)
+            made.callback(self._popen.wait)
+            made.callback(self._popen.kill)
+            made.callback(self._family.end)
+            self._made = made.pop_all()
         self.seen: list[Note] = []
         self._read = 0
         self._alive = time.monotonic()
@@ -256,13 +264,7 @@ class Run:
 
     def end(self) -> None:
         """End all of its processes, and remove its files."""
-        left = self._family.end()
-        self._popen.kill()
-        self._popen.wait()
-        collect(left)
-        for fd in (self._idle, *self._gates):
-            os.close(fd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._made.close()
 
     def _gave_up(self, what: str) -> GaveUp:
         lines = (self._folder / "log").read_text(errors="replace").splitlines()

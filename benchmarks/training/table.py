@@ -36,7 +36,7 @@ same ranks at the same times for every system. gloo, width {asked.width}, {asked
 - ETTR: the share of that time that the steps of the final state took; one that a kill fell into \
 counts as a median step.
 - stall: from SIGKILL to the end of the first step that was begun after it and was done, be it \
-one that had been done before; less that step.
+one that had been done before; less the median step.
 - done again: steps that were begun more than once, those that a kill interrupted included.
 - lost, doubled: samples that the final state lacks or has too often, all steps considered.
 - protection costs: {asked.rounds} blocks of {asked.block} steps, in turns with the same script \
@@ -58,17 +58,16 @@ reserves; all its processes are started again when they are used up.
 
 
 def _row(each: Found) -> list[str]:
-    name = [each.system, str(each.ranks)]
+    name, stalls = [each.system, str(each.ranks)], each.stalls
+    equal = {True: "yes", False: "NO", None: "see below" if each.why else "-"}[each.equal]
+    cost = with_interval(of([100 * share for share in each.overhead]))
     if each.step is None or each.ettr is None:
-        return [*name, *["-"] * (len(_HEADS) - 3), "see below"]
-    stalls = each.stalls
-    equal = {True: "yes", False: "NO", None: "see below"}[each.equal]
+        return [*name, *["-"] * (len(_HEADS) - 4), cost, equal]
     return [
         *(*name, seconds(each.step), str(each.steps), str(each.kills)),
         f"{100 * each.ettr:.1f} %",
         seconds(statistics.median(stalls) if stalls else None),
         seconds(percentile(stalls, 99) if stalls else None),
         *(str(each.redone), f"{each.lost}, {each.doubled}"),
-        with_interval(of([100 * share for share in each.overhead])),
-        equal,
+        *(cost, equal),
     ]

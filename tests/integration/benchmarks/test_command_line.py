@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.harness.roster import TRANSPORTS, choose
-from benchmarks.harness.venvs import FOLDER, Environments
+from benchmarks.harness.venvs import FOLDER, RECIPES, Environments, Recipe
 from benchmarks.training.command import OURS
-from tests.integration.benchmarks.conftest import bench
+from tests.integration.benchmarks.conftest import ROOT, bench
 
 pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(300)]
 
@@ -134,6 +137,13 @@ def test_training_through_kills_is_exact_and_gives_its_figures(tmp_path: Path) -
         assert len(found["overhead"]) == 1
 
 
+def test_another_phalanx_takes_part_only_where_its_place_is_named() -> None:
+    present, absent = choose(["phalanx-before"], ["all"], Environments())
+
+    assert [each.entry.name for each in present] == ["phalanx"]
+    assert absent == {"phalanx-before": "absent: --peer-env phalanx=PATH"}
+
+
 def test_training_goes_on_without_a_peer_that_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +155,68 @@ def test_training_goes_on_without_a_peer_that_is_absent(
     text = capsys.readouterr().out
     assert "- torchft, 2 ranks: absent: python -m benchmarks peers --install torchft" in text
     assert "- NVRx in-process, 2 ranks: absent: python -m benchmarks peers --install nvrx" in text
+
+
+def test_training_goes_on_without_a_system_that_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    broken = tmp_path / "python"
+    broken.write_bytes(b"\0")
+    broken.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    forms = [word for form in ("torchft", "NVRx in-process") for word in ("--form", form)]
+    code = main(
+        ["training", "--ranks", "2", "--rounds", "0", *forms, "--peer-env", f"torchft={broken}"]
+    )
+
+    assert code == 0
+    text = capsys.readouterr().out
+    assert "- torchft, 2 ranks: broke: OSError(8, 'Exec format error')" in text
+    assert "- NVRx in-process, 2 ranks: absent" in text
+    assert list(tmp_path.iterdir()) == [broken]
+
+
+def test_training_that_is_interrupted_tells_what_there_was(tmp_path: Path) -> None:
+    words = ("training", "--ranks", "1", "--rounds", "0", "--form", "torchrun")
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", *words, "--json", str(tmp_path / "figures")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as training:
+        assert training.stderr is not None
+        while "kills" not in training.stderr.readline():
+            assert training.poll() is None
+        training.send_signal(signal.SIGINT)
+        text, said = training.communicate(timeout=100)
+
+    assert training.returncode == 130, said
+    assert "| torchrun | 1 " in text
+    (found,) = json.loads((tmp_path / "figures").read_text())["runs"]
+    assert (found["system"], found["equal"], found["why"]) == ("torchrun", None, "")
+
+
+def test_metrics_are_compared_in_a_single_round_as_well(tmp_path: Path) -> None:
+    done = bench("metrics", "--rounds", "1", "--calls", "5", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "on/off  median of 1 pairs" in done.stdout
+
+
+def test_a_peer_that_cannot_be_installed_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setitem(RECIPES, "nvrx", Recipe("no_such_module", (str(tmp_path / "none.whl"),)))
+
+    code = main(["peers", "--install", "nvrx"])
+
+    assert code == 1
+    assert "nvrx: pip ended with exit code 1" in capfd.readouterr().out
+    assert Environments().python("nvrx") is None
 
 
 @pytest.mark.parametrize(
@@ -178,14 +250,17 @@ def test_scale_gives_what_a_group_takes_by_its_size(tmp_path: Path) -> None:
         (("rpc", "--only", "nobody"), "there is no such one"),
         (("rpc", "--peers", "pipe"), "there is no such one"),
         (("kill", "--scenarios", "boredom"), "there are in-flight, idle"),
+        (("kill", "--only", "nobody"), "there are phalanx, ray"),
         (("rpc", "--peer-env", "ray=/nowhere"), "neither bin/python nor an interpreter"),
         (("rpc", "--peer-env", "dask=/usr"), "write NAME=PATH"),
         (("rpc", "--json", "nowhere/out.json"), "its folder does not exist"),
         (("rpc", "--sizes", "1Q"), "is no size"),
         (("rpc", "--ranks", "0"), "at least 1"),
+        (("training", "--ranks", ","), "name at least one"),
         (("rpc", "--seconds", "1e300"), "from 0 to 1e+09"),
         (("recovery", "--kills", "none"), "at least 1"),
         (("training", "--cadence", "0"), "at least 1"),
+        (("training", "--width", "30"), "give a multiple of 4"),
         (("cluster", "--only", "moon"), "there are rank, node"),
         (("peers", "--install", "dask"), "no such peer"),
     ],

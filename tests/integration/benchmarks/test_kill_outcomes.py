@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.harness.subprocess_driver import link_package
-from benchmarks.kill.subject import Victim
+from benchmarks.harness.venvs import Environments
+from benchmarks.kill import scenarios
+from benchmarks.kill.subject import Outcome, Victim
 from benchmarks.kill.systems import SYSTEMS
 
 pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
@@ -30,3 +32,21 @@ def test_a_killed_rank_and_then_a_killed_driver_are_told_as_they_were(tmp_path: 
     assert idle.failed == 0
     assert driver.gone is not None
     assert driver.left == victim.close() == []
+
+
+def test_a_rank_that_had_ended_before_its_kill_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def strike(victim: Victim) -> Outcome:
+        raise ProcessLookupError(victim.version)
+
+    gone, idle = scenarios.Scenario("gone", "", strike), scenarios.SCENARIOS[1]
+    monkeypatch.setattr(scenarios, "SCENARIOS", (gone, idle))
+    monkeypatch.setattr(scenarios, "SYSTEMS", SYSTEMS[:1])
+
+    plan = scenarios.Plan(ranks=1, times=1)
+    (broken, whole), code = scenarios.measure(plan, Environments())
+
+    assert code == 0
+    assert broken.why.startswith("broke: ProcessLookupError")
+    assert (whole.why, len(whole.outcomes), whole.left) == ("", 1, [])

@@ -51,6 +51,17 @@ def test_what_was_not_measured_says_why_by_the_part_of_the_run() -> None:
     assert {each.state for each in states.values()} == {"not measured"}
 
 
+def test_a_part_that_broke_has_not_met_a_target_whatever_it_had_measured() -> None:
+    made = found("silence.overlap", 0.0, 0.0)
+    made.why["silence"] = "broke: AssertionError: ranks that were to be lost have answered"
+
+    held = next(each for each in values(made)["targets"] if "two places at once" in each["what"])
+
+    assert (held["state"], held["value"]) == ("not measured", 0.0)
+    row = next(line for line in text(made).splitlines() if "two places at once" in line)
+    assert "| 2      | 0       | not measured: broke: AssertionError" in row
+
+
 def test_a_row_tells_its_median_its_tail_its_rounds_and_its_target() -> None:
     made = found("node.next", 1.0, 1.2, 1.1)
     made.note("calls", {"empty.4": 0.0005})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 from benchmarks.training.figures import Found, begun_again, digest_at, evaluate, stall
 from benchmarks.training.ranks.model import BATCH, samples_of
 from benchmarks.training.ranks.notes import Note
+from benchmarks.training.table import render
 
 RANKS = 2
 
@@ -104,3 +107,15 @@ def test_a_digest_on_which_ranks_differ_is_none() -> None:
     assert digest_at(notes[:1], 4) == "a"
     assert digest_at(notes, 4) is None
     assert digest_at(notes, 5) is None
+
+
+def test_the_cost_of_a_system_is_told_though_no_step_fell_into_the_time_with_kills() -> None:
+    names = ("cadence", "seconds", "seed", "width", "layers", "rounds", "block", "reserves")
+    asked = Namespace(**dict.fromkeys((*names, "patience", "every"), 1))
+    given_up = Found("one", RANKS, overhead=[0.01, 0.02, 0.03], why="no step for 150 s")
+
+    row = render([given_up], asked).splitlines()[2]
+
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[-2:] == ["2.00 (1.00 to 3.00)", "see below"]
+    assert set(cells[2:-2]) == {"-"}
