@@ -1,7 +1,8 @@
 """``python -m benchmarks gpu e0 e1 …``: each experiment in a process, ended at its limit.
 
-What an experiment starts carries a mark in its environment and is killed with it, so that one that
-hangs in native code costs its limit and no more. Its figures are in FOLDER/e0.json, and so on.
+What an experiment starts carries a mark in its environment and is killed with it, and with this
+process, so that one that hangs in native code costs its limit and no more. Its figures are in
+FOLDER/e0.json, and so on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.arguments import span
-from benchmarks.harness.process_group import MARK, Family, adopt_orphans, command
+from benchmarks.harness.process_group import MARK, Family, Watch, adopt_orphans, command
 
 from .record import Record
 
@@ -84,7 +85,7 @@ def _outside(name: str, limit: float, out: Path, *, rehearse: bool) -> dict[str,
     path = out / f"{name}.json"
     path.unlink(missing_ok=True)
     environment = {**os.environ, MARK: mark, "PHALANX_LAB_UNTIL": str(began + limit)}
-    end = "done"
+    end, watch = "done", Watch(mark)
     with (
         tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True) as temporary,
         subprocess.Popen(
@@ -106,6 +107,7 @@ def _outside(name: str, limit: float, out: Path, *, rehearse: bool) -> dict[str,
                 raise
         left = [command(pid) for pid in family.pids() if pid != process.pid]
         still = family.end()
+    watch.end()
     values: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"name": name}
     seconds = round(time.monotonic() - began, 1)
     values |= {"end": end, "seconds": seconds, "left": left, "unkillable": still}

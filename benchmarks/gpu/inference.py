@@ -205,7 +205,8 @@ def run(record: Record) -> None:
                         row = _disturbed(ex, expected, length, chance, cold)
                         record.add("kills", weights=name, **row)
         os.close(shared)
-    record.set(expected=expected, all_equal=all(row["equal"] for row in record.rows("kills")))
+    equal = [row["equal"] for row in record.rows("kills")]
+    record.set(expected=expected, all_equal=bool(equal) and all(equal))
     for field in ("next_token", "load"):
         record.summarize("kills", field, "weights")
 

@@ -113,6 +113,6 @@ class Attack:
             case _:
                 self._note(strike(self._root, one))
 
-    def _note(self, at: float) -> None:
+    def _note(self, at: float | None) -> None:
         with self._lock:
-            self.struck.append(at)
+            self.struck += [] if at is None else [at]

@@ -15,7 +15,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.process_group import MARK, Watch
 
 from .workload import Answer, Ask
 
@@ -48,7 +51,11 @@ class ServedEngine:
         began = time.monotonic()
         own = ["phalanx.integrations.vllm", "serve", str(model)]
         program = own if stages else ["vllm.entrypoints.openai.api_server", "--model", str(model)]
-        self._server = subprocess.Popen([sys.executable, "-m", *program, *where, *flags])
+        mark = uuid.uuid4().hex
+        self._watch = Watch(mark)  # ends the server if this process is killed
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", *program, *where, *flags], env={**os.environ, MARK: mark}
+        )
         self.root = self._server.pid
         self._wait_ready(began + _START)
         self.started_in = time.monotonic() - began
@@ -84,6 +91,7 @@ class ServedEngine:
             self._server.wait(_END)
         except subprocess.TimeoutExpired:
             self._server.kill()
+        self._watch.end()
 
     def _ask(self, ask: Ask, answer: Answer, attack: Attack) -> None:
         body = {

@@ -35,14 +35,17 @@ def below(root: int) -> list[int]:
     return [pid for pid, task in found.items() if not task.is_dead]
 
 
-def strike(root: int, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> float:
-    """Send *ranks* the signal; return when, on the monotonic clock."""
-    found = find_ranks(root)
+def strike(
+    root: int, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL
+) -> float | None:
+    """Send *ranks* the signal; return when, on the monotonic clock; None if there was none."""
+    found, at = find_ranks(root), None
     for rank in ranks:
         if rank in found:
             with suppress(ProcessLookupError):
                 os.kill(found[rank], number)
-    return time.monotonic()
+                at = time.monotonic()
+    return at
 
 
 def wait_new_ranks(root: int, old: dict[int, int], deadline: float) -> dict[int, int]:

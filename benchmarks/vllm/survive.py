@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.arguments import one_of, several
+
 from .fault_patterns import KINDS, Attack
 from .http_server import ServedEngine, environment
 from .local_engine import LocalEngine
@@ -73,7 +75,7 @@ def _rounds(options: argparse.Namespace, engine: LocalEngine | ServedEngine) -> 
         again = _round(engine, load, Attack("none", engine.root, chance))
         speeds.append(tokens / (time.monotonic() - began))
         rounds.append(_verdict(f"none {number}", right, again, None))
-    kinds = options.kinds.split(",")
+    kinds: list[str] = options.kinds
     for number in range(options.kills):
         attack = Attack(kinds[number % len(kinds)], engine.root, chance, tokens=tokens)
         answers = _round(engine, load, attack)
@@ -185,7 +187,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=["inprocess", "core", "server"], default="core")
     parser.add_argument("--kills", type=int, default=len(KINDS), help="rounds under attack")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of attacks, in turn")
+    kinds = several(one_of(KINDS))
+    parser.add_argument("--kinds", type=kinds, default=list(KINDS), help="of attacks, in turn")
     parser.add_argument("--rounds", type=int, default=1, help="further rounds without kills")
     parser.add_argument("--seed", type=int, default=0, help="for when and whom")
     parser.add_argument("--restarts", type=int, default=1000, help="allowed in a minute")

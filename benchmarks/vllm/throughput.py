@@ -2,7 +2,7 @@
 
 Two engines live side by side, each in a program of its own, and take turns: while one answers the
 other rests. Printed are the tokens per second and the time of a step, as medians over the turns,
-with the 95 % interval of their ratio; then start-up, memory and processor time at rest. With
+with the interval of their ratio; then start-up, memory and processor time at rest. With
 ``--starts`` each is then started so often again, in turns and with nothing beside it.
 """
 
@@ -22,6 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.arguments import count
+from benchmarks.harness.process_group import Family
+from benchmarks.harness.stats import Samples
+
 from .fault_patterns import Attack
 from .http_server import environment
 from .local_engine import LocalEngine
@@ -37,7 +41,6 @@ _COMMAND = [sys.executable, "-m", "benchmarks.vllm.throughput"]
 _ROOT = Path(__file__).parents[2]
 _REST = 5.0  # seconds over which the processor time at rest is taken
 _SETTLE = 1.5  # seconds after which an idle engine has stopped spinning
-_DRAWS = 2000  # of the bootstrap
 
 
 class Clock(Attack):
@@ -130,13 +133,7 @@ def _run(engine: LocalEngine, load: Sequence[Any]) -> dict[str, Any]:
 
 def _memory(root: int) -> float:
     """Return the MiB of all processes below *root*, what they share counted once."""
-    total = 0
-    for pid in [root, *below(root)]:
-        with suppress(OSError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1])
-    return total / 1024
+    return Family(root, "").pss([root, *below(root)]) / (1 << 20)
 
 
 def _processor_at_rest() -> float:
@@ -192,7 +189,7 @@ def _end(engine: subprocess.Popen[str]) -> None:
 def _table(said: dict[str, list[dict[str, Any]]], about: dict[str, dict[str, Any]]) -> str:
     speeds = {side: [each["speed"] for each in said[side]] for side in SIDES}
     ratios = [b / a for a, b in zip(speeds["stock"], speeds["supervised"], strict=True)]
-    low, high = _interval(ratios)
+    found = Samples(tuple(ratios))
     rows = [
         ("", *SIDES),
         ("tokens/s", *(f"{statistics.median(speeds[side]):.0f}" for side in SIDES)),
@@ -208,25 +205,15 @@ def _table(said: dict[str, list[dict[str, Any]]], about: dict[str, dict[str, Any
         name = f"start alone, {len(alone[0])} of each, s"
         rows.insert(4, (name, *(f"{min(each):.1f} to {max(each):.1f}" for each in alone)))
     lines = [f"{name:28}{a:>14}{b:>14}" for name, a, b in rows]
-    lines.append(
-        f"tokens/s against stock: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
-    )
+    about = f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
+    lines.append(f"tokens/s against stock: {about}, {found.confidence:.1%} confidence")
     lines.append(f"turns: {len(ratios)}")
     return "\n".join(lines)
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median of *values*, by resampling."""
-    chance = random.Random(0)
-    medians = sorted(
-        statistics.median(chance.choices(values, k=len(values))) for _ in range(_DRAWS)
-    )
-    return medians[int(0.025 * _DRAWS)], medians[int(0.975 * _DRAWS)]
-
-
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--turns", type=int, default=12, help="of each engine, but one to warm up")
+    parser.add_argument("--turns", type=count, default=12, help="of each engine; one more warms up")
     parser.add_argument("--starts", type=int, default=0, help="of each engine, one after the other")
     parser.add_argument("--tokens", type=int, default=100, help="the longest answer")
     parser.add_argument("--layers", type=int, default=2, help="of the model")
