@@ -205,8 +205,8 @@ def _table(said: dict[str, list[dict[str, Any]]], about: dict[str, dict[str, Any
         name = f"start alone, {len(alone[0])} of each, s"
         rows.insert(4, (name, *(f"{min(each):.1f} to {max(each):.1f}" for each in alone)))
     lines = [f"{name:28}{a:>14}{b:>14}" for name, a, b in rows]
-    about = f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
-    lines.append(f"tokens/s against stock: {about}, {found.confidence:.1%} confidence")
+    ratio = f"{found.median:.3f} ({found.low:.3f} to {found.high:.3f})"
+    lines.append(f"tokens/s against stock: {ratio}, {found.confidence:.1%} confidence")
     lines.append(f"turns: {len(ratios)}")
     return "\n".join(lines)
 
