@@ -162,7 +162,11 @@ def _has(thing: Any, name: str) -> bool:
         return True
     kinds = thing.__mro__[:-1] if isinstance(thing, type) else ()
     mine = re.compile(rf"^\s+(self\.)?{name}\b.*[:=]", re.MULTILINE)
-    return any(mine.search(inspect.getsource(kind)) for kind in kinds)
+    for kind in kinds:
+        with suppress(OSError, TypeError):  # written in C, as the base of msgspec's classes
+            if mine.search(inspect.getsource(kind)):
+                return True
+    return False
 
 
 TESTED = ((0, 32), (0, 34))

@@ -256,9 +256,11 @@ class Recovery:
         done, left = self._hooked[1], _left(until, "on_weights_lost")
         try:
             done.result(self._limit if left is None else min(left, self._limit))
-        except (WorkerDied, StaleEpoch, ExecutorClosed):
-            raise
         except Exception as error:
+            # Of workers of the user's own these end the engine, like any other.
+            of_workers = isinstance(error, WorkerDied | StaleEpoch | ExecutorClosed)
+            if of_workers and self._ask_epoch(until) != epoch:
+                raise StaleEpoch(f"epoch {epoch} has ended") from error
             if not done.done() and left is not None and left < self._limit:
                 raise _late("on_weights_lost", left) from error
             why = f"raised {error!r}" if done.done() else f"took more than {self._limit:g} s"
@@ -289,12 +291,12 @@ class Recovery:
     def _on_event(self, event: object) -> None:
         if isinstance(event, GroupDown):
             self._cause = event.cause
-            self._state.set("recovering", event.cause)
             if time.monotonic() - self._up_at > self._limit:  # they were idle
                 self._row = 0
             self._up_at = float("inf")
             self._row += event.epoch != self.down  # more than one rank may die in an epoch
             self.down = event.epoch
+            self._state.set("recovering", event.cause)  # after that: see `_resume`
             gives_up = self._group.status().phase in ("closing", "ended")  # with its own reason
             if self._row > self._most and not gives_up:
                 self._ended(f"more than {self._most} restarts in a row without a result between")
@@ -310,6 +312,9 @@ class Recovery:
         if up.epoch > self.down:  # they have not died since
             self._up_at = time.monotonic()
             self._state.set("serving")
+            if up.epoch <= self.down:  # they have, while that was written
+                self._up_at = float("inf")
+                self._state.set("recovering", self._cause)
         _logger.warning(
             "phalanx.vllm_recovered epoch=%d restart=%.3f restore=%.3f cause=%r",
             *(up.epoch, up.took, self._replayed_in, self._cause),

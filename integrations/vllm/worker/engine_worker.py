@@ -20,7 +20,7 @@ import cloudpickle
 from phalanx.actors import AsyncOutput, WorkerActor, method
 from phalanx.integrations.vllm import compat
 from phalanx.integrations.vllm.recovery import NotRestored, StaleEpoch
-from phalanx.supervision import UnknownMethod
+from phalanx.supervision import GPU_WORKER, Directive, UnknownMethod
 
 from .resumption import Resumption
 from .shm_names import mark_names, marked_address, remove_names
@@ -146,7 +146,8 @@ class EngineWorker(WorkerActor):
                 with ZeroPages() if entry.method == "initialize_from_config" else nullcontext():
                     self._run(entry.method, entry.args, entry.kwargs)
             except Exception as error:
-                if entry.method not in _OF_ADAPTERS:  # whose files are the user's
+                is_fatal = GPU_WORKER.directive(error) is Directive.RESTART
+                if is_fatal or entry.method not in _OF_ADAPTERS:  # whose files are the user's
                     raise
                 # vLLM loads it again for a request of it.
                 self.ctx.log.warning("phalanx.vllm_adapter_lost", by=entry.method, error=str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import re
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,10 @@ from phalanx import BackOff, Intensity
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, compat, supervised
 from phalanx.integrations.vllm.compat import TESTED, check_version, installed_version
-from phalanx.integrations.vllm.journal import REPEATABLE, Journal
+from phalanx.integrations.vllm.journal import REPEATABLE, Entry, Journal
 from phalanx.integrations.vllm.policy import check_config, device_names
+from phalanx.integrations.vllm.recovery import NotRestored
+from phalanx.integrations.vllm.worker.engine_worker import EngineWorker
 from phalanx.integrations.vllm.worker.resumption import (
     Resumption,
     drop_in_flight,
@@ -99,6 +102,10 @@ class Something:
         return known + more
 
 
+class Mapped(dict[str, int]):
+    """One whose base is written in C."""
+
+
 def test_the_probe_names_what_is_missing() -> None:
     fits = "(given) (_) field kept method(known) method(_)  method(_,_) method(known,more)!"
     misfits = "gone method(known,other) method() method(_)! () method(_,_,_)"
@@ -113,6 +120,7 @@ def test_the_probe_names_what_is_missing() -> None:
         "method: too many positional arguments",
     ]
     assert list(compat._lacks(len, ["(_)", "(_,_)"])) == ["it: too many positional arguments"]
+    assert list(compat._lacks(Mapped, ["keys", "gone"])) == ["no gone"]
 
 
 @pytest.mark.skipif(installed_version() is not None, reason="vLLM is installed")
@@ -330,6 +338,31 @@ def test_a_profile_goes_on_until_it_is_stopped() -> None:
 
 def test_no_step_is_among_what_may_be_made_twice() -> None:
     assert not REPEATABLE & {"execute_model", "sample_tokens", "take_draft_token_ids"}
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (FileNotFoundError("adapter_config.json"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+    ],
+)
+def test_an_adapter_is_left_out_of_a_replay_unless_its_device_is_unusable(
+    error: Exception, ends: bool
+) -> None:
+    def add_lora(_request: object) -> None:
+        raise error
+
+    warnings: list[str] = []
+    log = SimpleNamespace(warning=lambda event, **_: warnings.append(event))
+    worker: Any = EngineWorker(b"", "mark")
+    worker.ctx = SimpleNamespace(epoch=1, log=log)
+    worker._worker = SimpleNamespace(add_lora=add_lora)
+
+    with pytest.raises(NotRestored, match="illegal memory") if ends else nullcontext():
+        worker.prepare(1, [Entry("add_lora", (None,))])
+
+    assert warnings == ([] if ends else ["phalanx.vllm_adapter_lost"])
 
 
 # --- requests -----------------------------------------------------------------------------

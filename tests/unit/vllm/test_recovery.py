@@ -165,6 +165,27 @@ def test_workers_that_die_while_they_are_restored_serve_only_after_the_next_rest
     engine.close()
 
 
+def test_workers_that_die_while_it_is_noted_that_they_serve_do_not_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Group()
+    engine = recovery(group)
+    phases: list[str] = []
+
+    def note(phase: str, *_: str) -> None:
+        if phase == "serving":
+            group.down(2)
+        phases.append(phase)
+
+    monkeypatch.setattr(engine._state, "set", note)
+    group.down(1)
+    group.up()
+    engine.restore()
+
+    assert phases[-1] == "recovering"
+    engine.close()
+
+
 def test_a_call_that_does_not_block_is_replayed_like_any_other() -> None:
     group = Group(rpc=lambda *_: ["done"])
     engine = recovery(group)
@@ -409,6 +430,21 @@ def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
             engine.restore()
         gate.set()
         engine.close()
+
+
+@pytest.mark.parametrize("kind", [WorkerDied, ExecutorClosed])
+def test_a_hook_whose_own_workers_die_ends_the_engine(kind: type[Exception]) -> None:
+    def hook(_: WeightsLost) -> None:
+        raise kind("of the trainer")
+
+    group = Group()
+    engine = recovery(group, Journal(), hook=hook)
+    call(engine, "update_weights")
+    group.number = 2
+
+    with pytest.raises(Ended, match=rf"on_weights_lost raised {kind.__name__}\('of the trainer"):
+        call(engine, "look")
+    engine.close()
 
 
 def test_a_hook_that_never_returns_holds_up_no_close_and_the_end_is_no_failure_of_it(
