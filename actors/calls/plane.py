@@ -315,12 +315,12 @@ class CallPlane:
         """
         if os.getpid() != self.pid:
             return False
-        if call.probe is not None and cause is not None:
-            call.probe.raised(cause)
         with self.lock.asked():
             self._finish_turn()
             if call.done or (unsent_only and call.wire):
                 return False
+            if call.probe is not None and cause is not None:
+                call.probe.raised(cause)
             if self.meter is not None and cause is not None:
                 self.meter.settled(call, cause)
             self.withdraw(call, CancelledError())

@@ -50,8 +50,7 @@ class GroupProbe(Protocol):
 class CallProbe(Protocol):
     """Observes one call, in the driver.
 
-    Its methods are quick and raise nothing; `before_send`, `queued` and `settled` run under the
-    plane's lock.
+    Its methods are quick and raise nothing; all but `issued` and `take` run under the plane's lock.
 
     Attributes:
         method: The value sent to the workers in place of the method.

@@ -36,14 +36,18 @@ def one_outcome(history: History) -> Findings:
 
 
 def at_most_once(history: History) -> Findings:
-    """A call runs once on each rank, or as often as its retries allow."""
+    """A call runs once on each rank that it was sent to, or as often as its retries allow."""
     for number, call in history.calls.items():
         if not call.issued:
             continue
         issued = call.issued[0]
+        sent = {(each.wire, *who) for each in call.sent for who in each.ranks}
         runs: dict[tuple[int, int], list[ev.CallBegan]] = defaultdict(list)
         for began in call.began:
             runs[began.rank, began.wire].append(began)
+            if (began.wire, began.rank, began.incarnation) not in sent:
+                text = f"rank {began.rank} (incarnation {began.incarnation}) ran call {number}"
+                yield f"{text}, which was not sent to it", (issued, *call.sent, began)
         for (rank, wire), twice in runs.items():
             if len(twice) > 1:
                 text = f"rank {rank} ran call {number} {len(twice)} times for one sending ({wire})"
@@ -196,6 +200,12 @@ def in_time(history: History) -> Findings:
 def with_cause(history: History) -> Findings:
     """A call fails with a death only if that death affected it, and with a close only at one."""
     ended = {event.group: event.cause for event in history.every(ev.GroupEnded)}
+    # The last call that each group accepted: it accepts none once a call ends with its close.
+    last = {
+        issued.group: issued
+        for issued in history.every(ev.CallIssued)
+        if history.calls[issued.call].sent
+    }
     deaths = {
         (each.group, each.rank, each.incarnation): each for each in history.every(ev.RankDied)
     }
@@ -209,9 +219,13 @@ def with_cause(history: History) -> Findings:
             continue
         group = issued.group
         sent = {(group, *who) for each in call.sent for who in each.ranks}
-        what = ""
+        what, later = "", last.get(group, issued)
+        shown: list[ev.Event] = [issued, *call.sent, settled]
         if settled.outcome == "closed" and group not in ended:
             what = f"the end of {group}, which had not ended"
+        elif settled.outcome == "closed" and later.at > settled.at:
+            what = f"the end of {group}, which accepted call {later.call} after that"
+            shown.append(later)
         elif settled.outcome == "died" and not settled.deaths:
             what = "a death, without a report of one"
         for rank, incarnation in settled.deaths:
@@ -232,7 +246,7 @@ def with_cause(history: History) -> Findings:
                 if there.isdisjoint(taken) and not takes_kept(built, died):
                     what = f"{death}, which affected no rank that it was sent to"
         if what:
-            yield f"call {number} failed with {what}", (issued, *call.sent, settled)
+            yield f"call {number} failed with {what}", shown
 
 
 def _sent(call: CallHistory, wires: Collection[int]) -> list[ev.CallSent]:

@@ -100,12 +100,12 @@ def sent_again(history: History) -> Findings:
         if history.is_excused(issued):
             continue
         places = {((each.group, *who), each.wire) for each in call.sent for who in each.ranks}
-        if len(call.sent) <= issued.retries:
-            what = f"it had {issued.retries} retries, and was sent {len(call.sent)} times"
-        elif not issued.retries and places.isdisjoint(may_begin):
-            what = "no rank had begun it"
-        else:
+        begun = {wire for _, wire in places & may_begin}
+        if len(begun) > issued.retries:
             continue
+        what = "no rank had begun it"
+        if begun:
+            what = f"it had {issued.retries} retries, and was begun in {len(begun)} sendings"
         yield f"call {number} failed with a death: {what}", (issued, *call.sent, settled)
     yield from _overtaken(history)
 

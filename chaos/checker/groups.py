@@ -27,6 +27,7 @@ _THAW = 2.0  # seconds in which a node ends that was frozen for longer than its 
 _NODE = re.compile(r"node \d+ \(.*?\) was lost")  # in the reason of its ranks' deaths
 D = TypeVar("D", bound=ev.Event)
 _FOR_GOOD = ("give up", "stop the group")
+_DECIDED = "by the decider: stop the group"  # whatever the intensity
 _FORMED_ANEW = ("out of step", "process group is broken")  # in the reason of a death
 
 
@@ -156,13 +157,14 @@ def intensity(history: History) -> Findings:
         counted: list[ev.RankDied] = []
         maybe: list[ev.Event] = []
         over: tuple[ev.RankDied, ...] = ()
-        served = whole = False
+        served = whole = is_meant = False
         limit = f"deaths in {built.period:g} s; the limit is {built.intensity}"
         for event in history.by_group[group]:
             match event:
                 case ev.GroupUp():
                     served = whole = True
                 case ev.RankDied(rank=int(rank)) if served:
+                    is_meant = is_meant or _DECIDED in event.decision
                     # Survivors that die while they are re-formed belong to the death before.
                     who = group, rank, event.incarnation
                     if built.survivors == "keep" and not whole and who in ready:
@@ -181,7 +183,7 @@ def intensity(history: History) -> Findings:
                 case ev.RankStarted() if over and _is_after(event, over[-1]):
                     yield f"{group} went on after {len(over)} {limit}", (built, *over, event)
                     break
-                case ev.GroupEnded(cause=cause) if cause and served:
+                case ev.GroupEnded(cause=cause) if cause and served and not is_meant:
                     near = _within([*counted, *maybe], event.at, built.period + 2 * _EDGE)
                     if built.restart == "permanent" and len(near) <= built.intensity:
                         yield f"{group} gave up after {len(near)} {limit}", (built, *near, event)
@@ -296,7 +298,7 @@ def fresh_rendezvous(history: History) -> Findings:
 
 
 def heals(history: History) -> Findings:
-    """A group that has not ended serves again after the last fault."""
+    """A group serves again after the last fault; if it has given up, another can be built."""
     for checked in history.every(ev.SteadyStateChecked):
         if not checked.ok and not checked.ended:
             yield f"{checked.group}: {checked.detail}", (checked,)

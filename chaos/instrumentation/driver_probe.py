@@ -177,6 +177,7 @@ class ObservedCall:
         at, deadline = now(), call.options.deadline
         self._write(
             events.CallIssued,
+            at=at,
             method=self._name,
             shape=call.shape.name.lower(),
             retries=call.retries,
@@ -226,7 +227,7 @@ class ObservedCall:
 
     def _write(self, kind: type[events.Event], **what: Any) -> None:
         whose: dict[str, Any] = {"group": self._group.name, "call": self.method.call}
-        self._probe.journal.write(kind(at=now(), **whose, **what))
+        self._probe.journal.write(kind(**{"at": now(), **whose, **what}))
 
 
 def _short(reason: object) -> str:

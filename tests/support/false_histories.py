@@ -46,6 +46,12 @@ def retried_too_often(teller: Teller) -> None:
     teller.settle(call, "died")
 
 
+def run_by_a_rank_that_it_was_not_sent_to(teller: Teller) -> None:
+    call = teller.issue(shape="single", rank=0)
+    teller.run(call, teller.send(call, 0))
+    teller.settle(call)
+
+
 def delivered_twice(teller: Teller) -> None:
     call = teller.issue(retries=3)
     wire = teller.send(call)
@@ -170,6 +176,11 @@ def told_of_an_end_that_was_none(teller: Teller) -> None:
     what = {"method": "m", "shape": "collective"}
     teller.add(CallIssued, group="h", call=99, **what)
     teller.add(CallSettled, group="h", call=99, outcome="closed")
+
+
+def told_of_an_end_that_came_later(teller: Teller) -> None:
+    teller.settle(teller.issue(), "closed")
+    teller.serve()
 
 
 def restarted_alone_though_all_are_tied(teller: Teller) -> None:
@@ -326,6 +337,21 @@ def retry_never_made(teller: Teller) -> None:
     call = teller.begin_new(retries=2)
     teller.die(0, stopped=(1,))
     teller.settle(call, "died")
+    teller.start(0, 1)
+
+
+def retry_counted_that_none_had_begun(teller: Teller) -> None:
+    """A call waits behind another at the first death, and has begun at the second."""
+    first, second = (teller.issue(retries=1) for _ in range(2))
+    wire = teller.send(first)
+    teller.send(second)
+    for rank in (0, 1):
+        teller.begin(first, wire, rank)
+    teller.restart()
+    again(teller, first)
+    teller.begin(second, teller.send(second), 0)
+    teller.die(0, stopped=(1,))
+    teller.settle(second, "died")
     teller.start(0, 1)
 
 

@@ -159,6 +159,29 @@ def test_a_group_that_gives_up_past_its_intensity_is_right() -> None:
     assert teller.broken() == set()
 
 
+def test_a_group_that_its_decider_stops_need_not_exceed_its_intensity() -> None:
+    teller = whole()
+    teller.die(0, "rank 0: stop by the decider: stop the group", stopped=(1,))
+    teller.add(GroupEnded, group="g", epoch=1, cause="normal (rank 0 was stopped by the decider)")
+    teller.add(DriverEnded, number=1, closed=True)
+
+    assert teller.broken() == set()
+
+
+def test_a_call_that_a_group_refuses_while_it_ends_those_before_is_right() -> None:
+    teller = whole()
+    refused, accepted = teller.issue(), teller.begin_new()
+    teller.settle(refused, "closed")
+    wire = teller.wires
+    teller.end(accepted, wire, 0)
+    teller.run(accepted, wire, 1)
+    teller.settle(accepted)
+    teller.settle(teller.issue(), "closed")
+    teller.close()
+
+    assert teller.broken() == set()
+
+
 def test_starts_that_failed_may_explain_why_a_group_gave_up() -> None:
     teller = whole(intensity=1)
     teller.die(0, stopped=(1,))
@@ -324,9 +347,11 @@ def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one
         ("at_most_once", lies.sent_again_though_begun),
         ("at_most_once", lies.retried_too_often),
         ("at_most_once", lies.delivered_twice),
+        ("at_most_once", lies.run_by_a_rank_that_it_was_not_sent_to),
         ("at_least_once", lies.answered_and_never_run),
         ("at_least_once", lies.answered_before_it_had_run),
         ("sent_again", lies.retry_never_made),
+        ("sent_again", lies.retry_counted_that_none_had_begun),
         ("sent_again", lies.failed_and_never_begun),
         ("sent_again", lies.sent_again_behind_a_later_one),
         ("nothing_lost", lies.passed_over),
@@ -349,6 +374,7 @@ def test_a_call_whose_caller_was_held_up_before_it_was_issued_is_not_a_later_one
         ("with_cause", lies.told_of_the_death_of_another),
         ("with_cause", lies.told_of_the_death_of_a_later_rank),
         ("with_cause", lies.told_of_an_end_that_was_none),
+        ("with_cause", lies.told_of_an_end_that_came_later),
         ("strategy", lies.restarted_alone_though_all_are_tied),
         ("strategy", lies.restarted_without_a_cause),
         ("intensity", lies.went_on_past_its_intensity),

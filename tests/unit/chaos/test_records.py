@@ -8,6 +8,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support import false_histories as lies
@@ -17,12 +19,15 @@ from phalanx.chaos.checker.checker import check
 from phalanx.chaos.history.events import (
     CallBegan,
     CallEnded,
+    CallIssued,
     DriverStarted,
     RanksNotStarted,
     WorkerStarted,
     event_of,
 )
 from phalanx.chaos.history.journal import Journal, read_history
+from phalanx.chaos.instrumentation import driver_probe
+from phalanx.chaos.instrumentation.worker_probe import InstrumentedCall
 
 
 def test_every_record_survives_the_way_to_a_file_and_back() -> None:
@@ -73,6 +78,25 @@ def test_a_line_cut_short_by_its_writers_death_is_left_out(tmp_path: Path) -> No
         file.write('{"kind": "LeakFound", "at"')
 
     assert len(read_history(tmp_path).events) == 1
+
+
+def test_the_time_to_a_deadline_counts_from_the_time_of_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter((1.0, 3.0))  # its thread loses the processor in between
+    monkeypatch.setattr(driver_probe, "now", lambda: next(times))
+    journal = Journal(tmp_path, "driver-1")
+    group: Any = SimpleNamespace(name="g", probe=SimpleNamespace(journal=journal))
+    made: Any = SimpleNamespace(
+        options=SimpleNamespace(deadline=6.0), shape=SimpleNamespace(name="POOL"), retries=0, rank=0
+    )
+
+    driver_probe.ObservedCall(group, "m", InstrumentedCall(1, "m")).issued(made)
+    journal.close()
+
+    (issued,) = read_history(tmp_path).every(CallIssued)
+    assert issued.seconds is not None
+    assert issued.at + issued.seconds == 6.0
 
 
 PROBED = """
