@@ -126,11 +126,20 @@ class Nemesis:
                 withdrawn = [withdraw(order) for order in orders]
                 if all(withdrawn):
                     self._miss(fault, "the run was over before a worker came to it")
+                elif fault.fault == "stop":
+                    self._ends.append(self._continue_ranks)
             self._ordered = []
         while self._ends:  # after an interrupt, `close` goes on with those that are left
             end = self._ends[-1]
             end()
             self._ends.remove(end)
+
+    def _continue_ranks(self) -> None:
+        """Continue every rank that has stopped itself."""
+        for group in self._groups():
+            for info in group.shared.view.ranks:
+                if (process := process_of(group, info.rank)) is not None:
+                    process.send(signal.SIGCONT)
 
     def close(self) -> None:
         """Stop, and report what was missed."""
@@ -206,10 +215,10 @@ class Nemesis:
             self._miss(fault, missing)
         for process in found:
             self._record(fault, group, process)
+            end = process.inject(fault.fault, fault.seconds)
             if fault.fault == "stop":
                 with self._lock:
-                    self._ends.append(partial(process.send, signal.SIGCONT))
-            process.inject(fault.fault, fault.seconds)
+                    self._ends.append(end)
 
     def _hit_nodes(self, fault: ScheduledFault, group: Group, ranks: tuple[int, ...]) -> None:
         nodes = group.shared.nodes()

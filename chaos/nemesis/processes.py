@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,20 @@ class TargetProcess:
         assert task is not None
         return cls(*task.key)
 
-    def inject(self, fault: str, seconds: float = 0.0) -> None:
-        """Send it the signal of *fault*; a stop ends after *seconds*, also without this process."""
-        self.send(SIGNALS[fault], seconds)
+    def inject(self, fault: str, seconds: float = 0.0) -> Callable[[], None]:
+        """Send it the signal of *fault*; return what ends a stop.
 
-    def send(self, number: int, seconds: float = 0.0) -> bool:
-        """Send it signal *number*, unless it has ended; return False if that is not known."""
+        That ends after *seconds* by itself, also without this process.
+        """
+        sleepers: list[subprocess.Popen[bytes]] = []
+        self.send(SIGNALS[fault], lambda pidfd: sleepers.append(_continue_after(seconds, pidfd)))
+        return partial(_resume, [self], sleepers)
+
+    def send(self, number: int, before_stop: Callable[[int], None] | None = None) -> bool:
+        """Send it signal *number*, unless it has ended; return False if that is not known.
+
+        *before_stop* is called with its pidfd before it is stopped.
+        """
         with contextlib.suppress(OSError):
             task = procfs.read(self.pid)
             if task is None or task.ticks != self.ticks or task.is_dead:
@@ -81,8 +90,8 @@ class TargetProcess:
             if (pidfd := process_tree.open_pidfd(task)) is None:
                 return True
             try:
-                if number == signal.SIGSTOP:
-                    _continue_after(seconds, pidfd)
+                if number == signal.SIGSTOP and before_stop is not None:
+                    before_stop(pidfd)
                 signal.pidfd_send_signal(pidfd, number)
             finally:
                 os.close(pidfd)
@@ -154,10 +163,12 @@ def freeze_node(place: str, seconds: float) -> Callable[[], None]:
     finally:
         for pidfd, _ in held.values():
             os.close(pidfd)
+    return partial(_resume, [TargetProcess(*key) for key in held], [sleeper])
 
-    def resume() -> None:
-        sent = [TargetProcess(*key).send(signal.SIGCONT) for key in held]
-        if all(sent):
-            sleeper.kill()  # its seconds may reach far beyond the end of the run
 
-    return resume
+def _resume(stopped: list[TargetProcess], sleepers: list[subprocess.Popen[bytes]]) -> None:
+    """Continue *stopped*; end *sleepers*, whose seconds may reach far beyond the end of the run."""
+    sent = [each.send(signal.SIGCONT) for each in stopped]
+    if all(sent):
+        for each in sleepers:
+            each.kill()

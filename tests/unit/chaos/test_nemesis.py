@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from phalanx.chaos.nemesis import processes
 from phalanx.chaos.nemesis.nemesis import Nemesis
 from phalanx.chaos.nemesis.processes import TargetProcess
 from phalanx.chaos.nemesis.schedule import ScheduledFault
+from phalanx.chaos.nemesis.worker_faults import Orders
 from phalanx.runtime import process_tree, procfs
 from phalanx.supervision import Phase
 
@@ -99,6 +101,38 @@ def test_an_interrupted_stop_goes_on_with_what_is_left(journal: Journal) -> None
     nemesis.close()
 
     assert ended == [2, 2, 1]
+
+
+def test_a_stop_that_would_last_beyond_the_run_leaves_nothing_behind(
+    journal: Journal, ranks: list[subprocess.Popen[bytes]]
+) -> None:
+    before = {*threading.enumerate()}
+    nemesis = nemesis_of(journal, group_of(ranks))
+    fault = ScheduledFault(number=1, at=0.0, fault="stop", target="0", seconds=1000.0)
+    nemesis.inject(fault)
+    (waiting,) = {*threading.enumerate()} - before  # for the process that would continue it
+    os.waitpid(ranks[0].pid, os.WUNTRACED)
+
+    nemesis.close()
+
+    stopped_and_continued(ranks[0])
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_rank_that_has_stopped_itself_continues_at_the_end_of_the_run(
+    tmp_path: Path, journal: Journal, ranks: list[subprocess.Popen[bytes]]
+) -> None:
+    nemesis = nemesis_of(journal, group_of(ranks))
+    fault = {"at": 0.0, "fault": "stop", "target": "0", "point": "running", "seconds": 1000.0}
+    nemesis.inject(ScheduledFault(number=1, **fault))  # type: ignore[arg-type]
+    assert Orders(tmp_path).take("g", 0, "begin") is not None
+    ranks[0].send_signal(signal.SIGSTOP)
+    os.waitpid(ranks[0].pid, os.WUNTRACED)
+
+    nemesis.close()
+
+    stopped_and_continued(ranks[0])
 
 
 def test_a_helper_is_found_by_a_name_that_its_label_shows_otherwise(
