@@ -117,7 +117,8 @@ class DriverRuns:
 
     def _report_missed(self) -> None:
         """Report the faults that nothing has injected or reported."""
-        history = read_history(self.folder)
+        with recording(self.folder):
+            history = read_history(self.folder)
         known = {each.number for each in history.every(FaultInjected)}
         known |= {each.number for each in history.every(FaultMissed)}
         for fault in self.plan.planned:
@@ -126,8 +127,11 @@ class DriverRuns:
 
     def _was_killed(self) -> bool:
         """Whether a lethal fault of the driver was injected since the last end."""
-        injected = read_history(self.folder).every(FaultInjected)
-        lethal = {each.number for each in injected if each.target == "driver" and each.lethal}
+        with recording(self.folder):
+            injected = read_history(self.folder).every(FaultInjected)
+        # A rank that was killed to force a restart is in none of them.
+        hits = [each for each in injected if each.target == "driver" and each.rank is None]
+        lethal = {each.number for each in hits if each.lethal}
         is_new = not lethal <= self._done
         self._done |= lethal
         return is_new

@@ -88,6 +88,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._built: BuiltTarget | None = None
+        self._build_error: PhalanxError | None = None
         self._injected = 0
         with recording(self.folder):
             self._journal = Journal(self.folder, f"driver-{self.number}")
@@ -247,9 +248,10 @@ class Session:
                 return
             self._built = None
             built.close()
-        # Its start may meet a fault as well: then there is none until the next look.
-        with contextlib.suppress(PhalanxError):
+        try:
             self._built = self._build()
+        except PhalanxError as error:  # its start may meet a fault as well: the next look tries
+            self._build_error = error
 
     def _report(self, seconds: float) -> None:
         if self.on_progress is None:
@@ -272,12 +274,24 @@ class Session:
     def _check_steady_state(self, callers: Callers, deadline: float) -> None:
         """Wait for calls in progress, and check that every group serves."""
         self._wait(lambda: not callers.waiting(), deadline)
+        self._check_built(deadline)
         waiting = callers.waiting()
         latest = {group.spec.name: group for group in self._probe.groups}
         for group in latest.values():
             checked = self._checked(group, deadline, waiting)
             if checked.ok or not self.interrupt.is_set():
                 self._journal.write(checked)
+
+    def _check_built(self, deadline: float) -> None:
+        """Build a group that has given up again, if a fault has prevented that until now."""
+        while self._built is None and time.monotonic() < deadline:
+            if self.interrupt.wait(_LOOK):
+                return
+            self._build_again()
+        if self._built is None and not self.interrupt.is_set():
+            detail = f"it had given up, and could not be built again: {self._build_error}"
+            failed = SteadyStateChecked(at=now(), group=self.target.name, ok=False, detail=detail)
+            self._journal.write(failed)
 
     def _wait(self, holds: Callable[[], bool], deadline: float) -> None:
         """Wait until *holds* does, or for *deadline*; not for long after an interrupt."""

@@ -58,14 +58,14 @@ class Journal:
 
 @contextmanager
 def recording(folder: Path) -> Generator[None]:
-    """Report an OSError of this block as a fault of the record; user code runs outside of it.
+    """Report an error of this block as a fault of the record; user code runs outside of it.
 
     Raises:
-        RuntimeFault: the record could not be written to *folder*.
+        RuntimeFault: the record could not be written to *folder*, or a line of it is no event.
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, ValueError) as error:
         msg = f"the record of the run could not be written to {folder}: {error}"
         raise RuntimeFault(msg) from error
 

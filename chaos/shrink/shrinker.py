@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.chaos.runner import load_run, run_chaos
 from phalanx.chaos.workload.target import Target
-from phalanx.supervision import PhalanxError, SpecError, check_count, check_number
+from phalanx.supervision import SpecError, check_count, check_number
 
 from .ddmin import ddmin
 
@@ -194,8 +194,10 @@ class _Search:
             if self.whole.failed:
                 self.repeat = max(self.repeat, self.whole.needed)
                 ddmin(whole, self._fails)
-        except (_UsedUp, PhalanxError) as error:
-            if self.best is None and not isinstance(error, _UsedUp):
+        except _UsedUp:
+            return False
+        except Exception:  # the target's own, too
+            if self.best is None:
                 raise
             return False
         return True

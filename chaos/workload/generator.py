@@ -92,9 +92,9 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
     elif shape < 0.5:
         _pipeline(executor, {**limit, "retries": retries}, every)
     elif shape < 0.65:
-        for outcome in executor.gather(echo, timeout, args):
-            if outcome.ok:
-                _check(outcome.value, every[outcome.rank])
+        outcomes = executor.gather(echo, timeout, args)
+        for outcome in sorted(outcomes, key=lambda each: not each.ok):  # an error ends the round
+            _check(outcome.get(), every[outcome.rank])
     elif shape < 0.85:
         _check(executor.call(echo, **limit, retries=retries, rank=rank), every[rank])
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from typing import Any
 
 from tests.support.transport import TRANSPORT
@@ -121,6 +123,17 @@ def echoing(root: Supervisor, chance: random.Random) -> None:
     answer = root.child(chance.choice("ab")).collective_rpc("again", 10.0, (value,), retries=9)
     if answer != [value]:
         raise AssertionError(answer)
+
+
+def ends_at_a_restart() -> tuple[Executor[Any], Any]:
+    """A target whose driver ends by itself once a rank has been restarted."""
+
+    def watching(executor: Executor[Any], _chance: random.Random) -> None:
+        time.sleep(0.01)
+        if executor.status().restarts:
+            os._exit(3)
+
+    return one_for_one(), watching
 
 
 VALUE = 3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +20,14 @@ from phalanx.chaos.history.events import (
     CallEnded,
     CallIssued,
     CallSent,
+    CallSettled,
     DriverEnded,
     FaultInjected,
     GroupEnded,
     RankDied,
 )
+from phalanx.chaos.history.journal import Journal, read_history
+from phalanx.chaos.instrumentation.driver_probe import DriverProbe
 from phalanx.cli import main
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
@@ -353,6 +358,46 @@ def test_a_record_that_cannot_be_written_is_named(tmp_path: Path, runtime: Runti
 
     with pytest.raises(RuntimeFault, match="record of the run could not be written"):
         run_chaos(build, duration=1.0, record=tmp_path / "run")
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, runtime: Runtime) -> None:
+    def build() -> Executor[Any]:
+        (tmp_path / "run" / "worker-0.jsonl").write_text('{"kind": "Call{"kind": 1}\n{}\n')
+        return targets.Quiet(runtime)()
+
+    with pytest.raises(RuntimeFault, match="worker-0.jsonl, line 1"):
+        run_chaos(build, duration=1.0, record=tmp_path / "run")
+
+
+def test_a_driver_that_ends_by_itself_after_a_restart_was_forced_is_an_error() -> None:
+    schedule = in_turn("stop:driver@restarting", seconds=0.1)
+
+    with pytest.raises(RuntimeFault, match="driver 1 ended by itself with 3"):
+        run_chaos(targets.ends_at_a_restart, duration=60.0, schedule=schedule, callers=1)
+
+
+def test_a_call_whose_caller_is_interrupted_once_it_has_ended_has_one_outcome(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nemesis: Any = SimpleNamespace(reached=lambda *_: None)
+    (tmp_path / "orders").mkdir()
+    with closing(Journal(tmp_path, "driver-1")) as journal:
+        probe = DriverProbe(tmp_path, journal, nemesis, 1, None)
+        with installed(probe), targets.Quiet(runtime, 1)() as executor:
+            plane = executor._group.plane
+            wait = plane.wait
+
+            def interrupted(*words: Any) -> bool:
+                wait(*words)
+                raise KeyboardInterrupt
+
+            with monkeypatch.context() as patch:
+                patch.setattr(plane, "wait", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    executor.collective_rpc("again", args=(1.0,))
+
+    settled = read_history(tmp_path).every(CallSettled)
+    assert [each.outcome for each in settled] == ["value"]
 
 
 def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:

@@ -129,12 +129,13 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
     assert (shrunk.whole.failed, shrunk.whole.made) == (failed, 3)
 
 
+@pytest.mark.parametrize("error", [RuntimeFault("no driver came up"), KeyError("of the target")])
 def test_what_was_found_is_kept_where_a_later_run_cannot_be_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
     def run(target: Target, plan: Chaos, **_: Any) -> ChaosResult:
         if len(plan.planned) < 4:
-            raise RuntimeFault("the driver did not come up")
+            raise error
         assert plan.record is not None
         plan.record.mkdir()
         record(plan.record, "it", plan)

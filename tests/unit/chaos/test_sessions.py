@@ -13,7 +13,8 @@ import pytest
 
 from phalanx.chaos import Chaos, Progress, Schedule, Target
 from phalanx.chaos import session as of_run
-from phalanx.chaos.history.journal import Journal
+from phalanx.chaos.checker.checker import check
+from phalanx.chaos.history.journal import Journal, read_history
 from phalanx.chaos.instrumentation.leaks import RunLeaks
 from phalanx.chaos.session import Session
 from phalanx.supervision import RuntimeFault
@@ -85,3 +86,36 @@ def test_one_thread_looks_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found.look(1)
 
     assert held == [True]
+
+
+class Brittle:
+    """A target that has given up when it is first seen; its next builds fail, so many times."""
+
+    name = "brittle"
+
+    def __init__(self, failing: float) -> None:
+        self.failing = failing
+        self.builds = 0
+
+    def build(self) -> Any:
+        self.builds += 1
+        if 1 < self.builds <= 1 + self.failing:
+            raise RuntimeFault("no process")
+        return SimpleNamespace(
+            handle=None, executor=None, traffic=pytest.fail, is_over=self.builds == 1, close=list
+        )
+
+
+@pytest.mark.parametrize("failing", [4, float("inf")])  # its time is up after three looks
+def test_a_target_that_cannot_be_built_again_after_the_last_fault_has_not_healed(
+    tmp_path: Path, failing: float
+) -> None:
+    target: Any = Brittle(failing)
+    limit = 60.0 if failing == 4 else 0.5
+    plan = Chaos(duration=0.3, schedule=Schedule(()), recovery_limit=limit, callers=1)
+
+    Session(plan, target, tmp_path, threading.Event()).run()
+
+    broken = [(each.invariant, each.message) for each in check(read_history(tmp_path))]
+    told = "brittle: it had given up, and could not be built again: no process"
+    assert broken == ([] if failing == 4 else [("heals", told)])
