@@ -671,7 +671,7 @@ class Group:
                     raise TimeoutError(f"{what} after {timeout:g} s; nothing was changed")
 
             def confirmed() -> PlannedChange | None:
-                if reservation is None or not machines.has_machines(reservation):
+                if reservation is None or not machines.has_machines(world_size):
                     return None  # one was lost while calls in flight were awaited
                 return plan(reservation=reservation)
 

@@ -169,7 +169,8 @@ class NodePlaces:
                 self._retry(start)
 
     def _give_up(self, error: NoNode | NodeRefused) -> None:
-        if self._waiting:
+        # A start for which enough serve waits for something else, such as the end of a lease.
+        if any(not self.pool.has_machines(start.size) for start in self._waiting):
             self._error = error
             self._ask_again()
         else:

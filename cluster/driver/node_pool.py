@@ -280,7 +280,7 @@ class NodePool:
             NoNode, NodeRefused: one could not be had, or does not fit.
         """
         with self._changed:
-            while not self.has_machines(reservation):
+            while not self.has_machines(reservation.size):
                 if reservation.error is not None:
                     raise reservation.error
                 left = _SLICE if deadline is None else min(_SLICE, deadline - time.monotonic())
@@ -289,10 +289,10 @@ class NodePool:
                 self._changed.wait(left)
             return True
 
-    def has_machines(self, reservation: Reservation) -> bool:
-        """Return whether all machines of *reservation* are there just now."""
+    def has_machines(self, size: int) -> bool:
+        """Return whether all machines of a group of *size* are there just now."""
         with self._changed:
-            return len(self._held()) >= self._nodes_for(reservation.size)
+            return len(self._held()) >= self._nodes_for(size)
 
     def _request(self, *, begins: bool = False) -> None:
         """Request the nodes that are missing, and no others any longer."""

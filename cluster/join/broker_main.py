@@ -4,8 +4,8 @@
   No message is unpickled. A machine with other versions than the driver's is refused.
 - A machine that has greeted is free until a node is wanted. It is then offered, gets the order to
   start the node, and greets again when the node has ended.
-- A node that is released ends by its own links, or by its lease. One whose machine has closed its
-  connection is told of, whatever state it is in.
+- The machine of a node that is released ends it, if it still runs, and is free then. A node whose
+  machine has closed its connection is told of, whatever state it is in.
 - It ends with the driver, when each machine has closed its connection in answer to a goodbye, or
   after some seconds; in its own first seconds the machines of a broker that it has replaced may
   still join. Machines without a goodbye (it was killed, they are cut off) end their processes too,
@@ -37,6 +37,7 @@ from phalanx.cluster.link.messages import (
     NodeEnded,
     NodeKey,
     NodeUnreached,
+    Withdraw,
     decode,
     encode,
 )
@@ -185,7 +186,8 @@ class Broker:
                     self._tell(node=number, gone="its machine has gone", swept=False)
             case {"release": number}:
                 self._wanted = [each for each in self._wanted if each != number]
-                self._started.pop(number, None)
+                if (machine := self._started.pop(number, None)) is not None:
+                    self._post(machine, encode(Withdraw(number=number)))
                 if number in self._offered:
                     self._free.append(self._offered.pop(number))
                 self._tell(node=number, released=True)

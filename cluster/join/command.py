@@ -45,6 +45,7 @@ from phalanx.cluster.link.messages import (
     NodeKey,
     NodeOrder,
     NodeUnreached,
+    Withdraw,
 )
 from phalanx.cluster.link.node_link import LinkState, NodeLink
 from phalanx.cluster.node_process.starter import NodeStarter
@@ -113,6 +114,7 @@ class _Machine:
         self._link = NodeLink(f"tcp://{address}", driver_key, z85.encode(node))
         self._loop = EventLoop()
         self._starter: NodeStarter | None = None
+        self._node: int | None = None  # the number of its node; None while it is free
         self._place = uuid.uuid4().hex
         self._news: deque[Message] = deque()  # of other threads, for this connection
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -172,14 +174,21 @@ class _Machine:
             NodeRefused: it will not have this machine.
         """
         _say(f"joined {self._address}")
-        self._news = deque([greeting_of(self._place, self._link.address)])
+        self._news = deque()
+        self._greet()
         while True:
             is_open = self._link.state is LinkState.OPEN
             while self._news and is_open:
-                self._link.send(self._news.popleft())
+                self._link.send(message := self._news.popleft())
+                if isinstance(message, NodeEnded) and message.number == self._node:
+                    self._greet()
             match self._link.receive():
                 case NodeOrder() as order:
                     self._start(order)
+                case Withdraw(number=number) if number == self._node:
+                    _say(f"node {number} is not wanted any longer")
+                    self._end_node()
+                    self._greet()
                 case Fenced(why=why):
                     raise NodeRefused(why)
                 case Leave():
@@ -201,6 +210,11 @@ class _Machine:
         self._end_node()
         self._link.close()
         self._loop.close()
+
+    def _greet(self) -> None:
+        """Say that this machine has no node."""
+        self._node = None
+        self._link.send(greeting_of(self._place, self._link.address))
 
     def _end_node(self) -> None:
         if self._starter is not None:
@@ -227,12 +241,12 @@ class _Machine:
         def gone(why: str, swept: bool) -> None:
             _say(f"node {order.number} is gone: {why}")
             report(NodeEnded(number=order.number, why=why, swept=swept))
-            report(greeting_of(self._place, self._link.address))
 
         def unreached(why: str) -> None:
             _say(f"node {order.number} on {why}")
             report(NodeUnreached(number=order.number, why=why))
 
+        self._node = order.number
         self._starter = NodeStarter(
             self._loop,
             replace(order, place=self._place),

@@ -33,7 +33,6 @@ class Outbox:
         self._pace = pace
         self._short: deque[Sequence[bytes]] = deque()
         self._long: deque[tuple[int, Sequence[bytes]]] = deque()  # with the number of a launch
-        self._launch = 0  # that is being sent
         self._rest = memoryview(b"")  # of the message that is being sent
         self._launch = 0  # which that is
         self._sizes: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 - It makes one decision: when its lease is over, or its link or starter has ended, it ends at once.
   The kernel, its guardian and its zygotes then end all its descendants; the guardian reads
-  the same lease, for the case that this process is stopped.
+  the same lease, and ends this process a moment after it, for the case that it is stopped.
 - Its main thread waits only for events and timers: beats are sent in time.
 - Its starter hands it an order over an inherited socket, and is watched by pidfd.
 """
@@ -66,6 +66,7 @@ REFUSED = 71
 """Exit code of one that the driver's side would not have."""
 
 _IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
+_GUARD = 0.3  # seconds from the end of the lease until the guardian ends this process
 _REACH = 5.0  # seconds for a connection, after which the node reports that it has none
 _AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
 _LINK_LEASES = 2.5  # leases without a message on the first link; after a cut TCP takes up to two
@@ -226,7 +227,7 @@ class NodeProcess:
             self._link.send(greeting)
             self._lease = Lease(now, order.lease)
             self._last_received_at = now
-            self._launcher.keep_until(self._lease.until)
+            self._launcher.keep_until(self._lease.until + _GUARD)
             self._beat_at = now
             self._second.connect()
             self._second_at = now
@@ -283,7 +284,7 @@ class NodeProcess:
         match message:
             case Answer(number=number) if self._lease is not None:
                 if self._lease.answered(number, now):
-                    self._launcher.keep_until(self._lease.until)
+                    self._launcher.keep_until(self._lease.until + _GUARD)
             case Launch():
                 self._ranks.launch(message)
             case Warm(preload=preload, env=env):

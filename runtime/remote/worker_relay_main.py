@@ -36,7 +36,7 @@ from .buffered_socket import BufferedSocket
 from .link import BODIES, LARGEST, Delivery, Lane, Line, Link, Say, records
 from .remote_rank import error_packet
 from .worker_relay import LINK_TIMED_OUT, UNREACHED
-from .zeromq import IN, OUT, MessageMemory, MessageSocket, Readiness
+from .zeromq import IN, OUT, MessageMemory, MessageSocket, Readiness, event_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -244,8 +244,11 @@ class _Relay:
             (zmq.IPV6, 1 if "[" in invitation.endpoint else 0),
         ):
             self._socket.setsockopt(option, value)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
         self._has_received = False
+        self._is_open = False  # else the end of a connection is that of an attempt
         self._is_cut = False
         self._socket.connect(invitation.endpoint)
         self._workers: dict[int, _WorkerSlot] = {}  # by descriptor
@@ -258,8 +261,9 @@ class _Relay:
         self._bodies_line.attach(self._link)
         self._events = MessageSocket(self._monitor)
         self._owner_fd = self._owner.fileno()
-        for fd in (self._owner_fd, self._messages.fd):
+        for fd in (self._owner_fd, self._messages.fd, self._events.fd):
             self._readiness.watch(fd, IN)
+        self._look_at_connection()  # once, for else the descriptor would tell nothing
 
     def run(self) -> int:
         """Pass on what comes; return the exit code."""
@@ -282,7 +286,7 @@ class _Relay:
                 elif fd == self._owner_fd:
                     self._obey(now)
                 else:
-                    self._is_cut = self._events.receive() is not None
+                    self._look_at_connection()
             if has_more:
                 self._listen(now)
             if self._is_cut:
@@ -367,10 +371,7 @@ class _Relay:
 
     def _listen(self, now: float) -> None:
         for frames in self._messages.messages(_AT_ONCE):
-            if not self._has_received:
-                self._has_received = True
-                self._readiness.watch(self._events.fd, IN)
-                self._is_cut = self._events.has_more()
+            self._has_received = True
             for record in records([frame.buffer for frame in frames]):
                 number = self._link.note_received(record, now)
                 if number == BODIES:
@@ -379,6 +380,12 @@ class _Relay:
                 elif slot := self._slots.get(number):
                     self._used.add(slot)
                     slot.take(record, self._bodies, now)
+
+    def _look_at_connection(self) -> None:
+        for message in self._events.messages():
+            event, _ = event_of([frame.bytes for frame in message])
+            self._is_cut |= self._is_open and event == zmq.EVENT_DISCONNECTED
+            self._is_open |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
     def _take_body(self, parts: Sequence[memoryview]) -> None:
         """Take what is for no rank in particular."""

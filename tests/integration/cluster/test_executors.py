@@ -405,6 +405,22 @@ def test_a_group_for_which_no_machine_is_found_ends_and_says_so(nodes: Make) -> 
     assert "gave up: " in reason.detail
 
 
+def test_a_group_whose_ranks_have_a_spare_outlives_the_wait_for_another_machine(
+    nodes: Make,
+) -> None:
+    made = nodes(
+        size=2, ranks_per_node=1, spare_nodes=1, engine_options={"slots": 3}, node_wait=1.0
+    )
+    wait_until(lambda: [each.state for each in made.group.status().nodes] == ["up"] * 3)
+    victim = made.node_of(1)
+    made.engine.mute(victim)  # so it is fenced by its lease, when that wait is over
+
+    made.lose(victim)
+
+    assert made.group.collective_rpc("rank", timeout=LONG, retries=3) == [0, 1]
+    assert made.group.status().restarts == 1
+
+
 def test_a_silent_node_is_shown_by_the_age_of_its_last_beat_and_loses_nothing_before_its_timeout(
     nodes: Make,
 ) -> None:

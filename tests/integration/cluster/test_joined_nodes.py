@@ -18,6 +18,7 @@ from tests.support.drivers import Driver
 from tests.support.joining_nodes import ROOT, Site
 from tests.support.processes import LONG, is_alive, start_thread, wait_until
 from tests.support.rank_faults import wait_healed
+from tests.support.relayed_links import processes_of
 from tests.support.workers import Echo, wait_for
 
 from phalanx.cluster import NodeFenced, NodeLost
@@ -460,6 +461,19 @@ def test_nothing_is_left_of_a_driver_that_is_killed(
     os.kill(driver.process.pid, signal.SIGKILL)
 
     assert command.ended() == 0
+
+
+def test_a_node_whose_lease_is_over_says_so_and_one_that_begins_meanwhile_gives_its_machine_back(
+    site: Site, runtime: Runtime
+) -> None:
+    command = site.join()
+    group = site.group(Echo, 1, runtime)
+    (gateway,) = processes_of(group, "gateway")
+
+    os.kill(gateway, signal.SIGSTOP)  # no beat is answered, and no other node admitted
+
+    wait_until(lambda: command.says("phalanx node 0 ends: its lease is over"))
+    assert group.collective_rpc("rank", timeout=LONG, retries=3) == [0]
 
 
 @pytest.mark.soak

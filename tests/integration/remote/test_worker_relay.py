@@ -7,15 +7,20 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 from tests.support.gateway_peers import LONG, Driver, open_beside
 from tests.support.processes import wait_until
+from tests.support.relayed_links import Relay, free_port
 
 from phalanx.runtime import Frame, Kind, Payload, RelaySlot, Runtime, WorkerRelay
 from phalanx.runtime.linux import procfs
+from phalanx.runtime.remote.gateway import PeerRejected
 from phalanx.runtime.remote.link import WINDOW
+from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.wire.channel import Arrival
+from phalanx.runtime.wire.packet_decoder import receive
 
 
 def test_the_end_of_each_is_told_with_the_number_that_its_slots_have(
@@ -46,6 +51,39 @@ def test_the_end_of_each_is_told_with_the_number_that_its_slots_have(
 
 def packet(kind: int, number: int) -> bytes:
     return Payload.of(None).packet(kind, epoch=1, call_id=number, incarnation=1)
+
+
+def test_a_relay_serves_over_its_first_connection_whose_handshake_succeeds(
+    driver_of: Callable[[Zmq], Driver], runtime: Runtime
+) -> None:
+    port, between = free_port(), free_port()
+    driver = driver_of(Zmq(bind=f"tcp://127.0.0.1:{port}", advertise=f"tcp://127.0.0.1:{between}"))
+    relay = WorkerRelay(runtime.launcher, "relay")
+    with contextlib.ExitStack() as stack:
+        wire = stack.enter_context(
+            contextlib.closing(Relay("127.0.0.1", between, "127.0.0.1", port))
+        )
+        stack.enter_context(contextlib.closing(relay))
+        wire.cut()  # the gateway hears nothing, and ends the connection
+        slot = driver.add_rank(0)
+        beside = open_beside(relay, slot)
+        fds = beside.worker_fds()
+        worker, _ = (
+            stack.enter_context(socket.socket(fileno=os.dup(fds[name])))
+            for name in ("data", "control")
+        )
+        beside.close()
+        assert isinstance(driver.events.get(timeout=LONG), PeerRejected)
+
+        wire.heal()
+
+        worker.send(packet(Kind.HELLO, 0))
+        assert isinstance(slot.next(), Frame)
+        slot.call(1)
+        worker.settimeout(LONG)
+        while isinstance(frame := receive(worker), Frame) and frame.kind != Kind.CALL:
+            pass
+        assert isinstance(frame, Frame)
 
 
 def processor_time(pid: int) -> float:
