@@ -141,7 +141,7 @@ def test_machines_of_a_resize_that_is_given_up_are_let_go() -> None:
     world = World(1)
     assert world.pool.place(1, (0,)) == ""
 
-    with world.pool.reserve_machines(3) as reservation:
+    with world.pool.reserve_machines(3):
         world.join(1)
         assert not world.pool.has_machines(3)
         assert world.pool.place(1, (0,)) == ""  # a restart meanwhile
