@@ -100,7 +100,7 @@ class _OpenExecutors:
         if threading.current_thread() is not threading.main_thread() or self._lock.is_mine():
             return
         with self._lock.asked():
-            if not self._all:
+            if not (self._all or self.terminates):
                 _release_signals()
 
     def end_all(self, *, drains: bool) -> None:
@@ -109,15 +109,19 @@ class _OpenExecutors:
             if self._pid != os.getpid():
                 return
             everyone = list(self._all.values())
-        threads = [
-            threading.Thread(target=one.close, kwargs={"drains": drains}, daemon=True)
-            for one in everyone[1:]
-        ]
-        for thread in threads:
-            thread.start()
+        mine, threads = everyone[:1], list[threading.Thread]()
+        for one in everyone[1:]:
+            thread = threading.Thread(target=one.close, kwargs={"drains": drains}, daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:  # none to be had; by an exit handler never, since Python 3.12
+                if not drains:
+                    one.request_close()
+                mine.append(one)
         try:
-            if everyone:
-                everyone[0].close(drains=drains)
+            for one in mine:
+                one.close(drains=drains)
             for thread in threads:  # each has a limit
                 while thread.is_alive():
                     thread.join(SIGNAL_PERIOD)
@@ -167,14 +171,14 @@ os.register_at_fork(
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
+    if open_executors.terminates:  # one is enough
+        return  # not by SIG_IGN: programs that are started until the end would inherit that
     open_executors.terminates = True
     # No `threading.Thread`: its start takes locks that the interrupted code may have.
     try:
         _thread.start_new_thread(_terminate, ())
     except RuntimeError:  # none to be had: it takes another SIGTERM
         open_executors.terminates = False
-        signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def _terminate() -> None:

@@ -122,8 +122,11 @@ interrupts = _Interrupts()
 def _is_waited_for(thread: threading.Thread) -> bool:
     """Whether *thread* blocks SIGINT, be it to wait for it: the mask has it not while it waits."""
     folder = f"/proc/self/task/{thread.native_id}"
-    is_waiting = b"sigtimedwait" in (procfs.content(f"{folder}/wchan") or b"")
-    mask = procfs.stat_fields(folder)[_MASK : _MASK + 1]
+    try:
+        is_waiting = b"sigtimedwait" in (procfs.content(f"{folder}/wchan") or b"")
+        mask = procfs.stat_fields(folder)[_MASK : _MASK + 1]
+    except OSError:  # no descriptor is free to look with: it is sent once more
+        return False
     return is_waiting or any(int(blocked) & 1 << signal.SIGINT - 1 for blocked in mask)
 
 

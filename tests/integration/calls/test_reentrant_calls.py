@@ -474,6 +474,35 @@ def test_a_ctrl_c_that_had_to_wait_is_sent_once() -> None:
     assert done.stdout == "True\nFalse\n", done.stderr
 
 
+PRESSED_WITHOUT_DESCRIPTORS = """
+import hashlib, resource, signal, time
+from phalanx.actors.signals.interrupts import interrupts, uninterrupted
+
+@uninterrupted
+def press():
+    signal.raise_signal(signal.SIGINT)
+    hashlib.sha256(much)  # no signal is handled meanwhile, and other threads run
+
+much = bytes(1 << 27)
+interrupts.install()
+usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, usual[1]))
+try:
+    press()
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("came")
+finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+"""
+
+
+def test_a_ctrl_c_that_had_to_wait_comes_though_no_descriptor_is_free() -> None:
+    done = run_python("-c", PRESSED_WITHOUT_DESCRIPTORS)
+
+    assert (done.stdout, done.stderr) == ("came\n", "")
+
+
 def at(name: str, act: Callable[[], Any]) -> Callable[..., None]:
     """Return a profiler that has *act* done, once, when a function of that *name* is called."""
 

@@ -234,6 +234,59 @@ if __name__ == "__main__":
 """
 
 
+def test_what_a_program_starts_while_sigterm_is_carried_out_heeds_a_sigterm(gate: Path) -> None:
+    done = run_python("-c", STARTS_OTHERS, str(gate), timeout=LONG, cwd=ROOT)
+
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "-15 -15\n"), done.stderr
+
+
+STARTS_OTHERS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from phalanx import Executor
+from tests.support.workers import Echo
+if __name__ == "__main__":
+    with Executor(Echo, 1, launch={"preload": ()}) as ex:
+        ex.call("gated", args=(sys.argv[1],), rank=0, non_block=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # the call has ten seconds from here on
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+            other.terminate()
+            status = other.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            while True:
+                signal.pause()
+        os.kill(child, signal.SIGTERM)
+        print(status, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # one is enough
+        Path(sys.argv[1]).touch()
+        time.sleep(60)
+"""
+
+
+WITHOUT_THREADS_AT_THE_END = """
+import sys, threading
+from phalanx import Executor
+from tests.support.workers import Tidy
+if __name__ == "__main__":
+    open_ones = [
+        Executor(Tidy, 1, args=(path,), launch={"preload": ()}) for path in sys.argv[1:]
+    ]
+    threading.stack_size(1 << 46)
+"""
+
+
+def test_executors_for_whose_end_there_is_no_thread_end_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    marks = [tmp_path / name for name in "abc"]
+    done = run_python("-c", WITHOUT_THREADS_AT_THE_END, *map(str, marks), timeout=LONG, cwd=ROOT)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ["stopped shutdown" in mark.read_text() for mark in marks] == [True] * 3
+
+
 FORKS = """
 import os, signal, threading
 from phalanx import Executor
