@@ -187,7 +187,7 @@ class BoundedCaller:
     """Makes calls that may never return, one after the other, with a timeout. Thread-safe.
 
     Each runs on a daemon thread, which does not keep a program alive (`concurrent.futures` joins
-    its threads at exit).
+    its threads at exit); if there is none, on that of its caller, without a timeout.
     """
 
     def __init__(self, name: str, limit: float) -> None:
@@ -210,9 +210,13 @@ class BoundedCaller:
         try:
             if self._last is not None and not self._last.done():
                 raise Unanswered("the call before is still without an answer")
-            threading.Thread(
+            thread = threading.Thread(
                 target=resolve, args=(result, function), name=self._name, daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # none to be had; by an exit handler never, since Python 3.12
+                resolve(result, function)
             self._last = result
             wait([result], max(0.0, until - time.monotonic()))
         finally:
@@ -294,17 +298,19 @@ class NvmlInventory(GpuInventory):
         nvml = self._nvml
         index = 0
         for number in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            uuid = nvml.nvmlDeviceGetUUID(handle)
-            instances = list(self._instances(handle))
-            for instance in instances:
-                name, own = nvml.nvmlDeviceGetName(instance), nvml.nvmlDeviceGetUUID(instance)
-                self._parents[own] = uuid
-                yield Gpu(own, index, name, uuid)
-                index += 1
-            if not instances:
-                yield Gpu(uuid, index, nvml.nvmlDeviceGetName(handle))
-                index += 1
+            # It is counted too if it is lost, or not for this user or control group.
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                instances = list(self._instances(handle))
+                for instance in instances:
+                    name, own = nvml.nvmlDeviceGetName(instance), nvml.nvmlDeviceGetUUID(instance)
+                    self._parents[own] = uuid
+                    yield Gpu(own, index, name, uuid)
+                    index += 1
+                if not instances:
+                    yield Gpu(uuid, index, nvml.nvmlDeviceGetName(handle))
+                    index += 1
 
     def _instances(self, handle: Any) -> Iterator[Any]:
         """Yield the instances of a partitioned GPU (MIG)."""
@@ -423,11 +429,22 @@ class ProcInventory(GpuInventory):
         self._root = root
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return every device; none if the kernel module is not loaded."""
+        """Return every device; none if the kernel module is not loaded.
+
+        Raises:
+            OSError: it cannot be seen, for no descriptor is free, say.
+        """
         found: list[dict[str, str]] = []
-        # The folders are named for the PCI addresses, at fixed width: sorted is in their order.
-        for path in sorted(self._root.glob("gpus/*/information")):
-            lines = (line.partition(":") for line in path.read_text().splitlines())
+        folders: list[Path] = []
+        none = FileNotFoundError, PermissionError
+        with contextlib.suppress(*none):
+            # They are named for the PCI addresses, at fixed width: sorted is in their order.
+            folders = sorted(self._root.joinpath("gpus").iterdir())
+        for folder in folders:
+            text = ""
+            with contextlib.suppress(*none):  # it has just been lost
+                text = folder.joinpath("information").read_text()
+            lines = (line.partition(":") for line in text.splitlines())
             about = {key.strip(): value.strip() for key, _, value in lines}
             if about.get("GPU UUID", "").startswith("GPU-"):
                 found.append(about)
@@ -438,8 +455,11 @@ class ProcInventory(GpuInventory):
 
     def faults(self, uuid: str) -> tuple[Fault, ...]:
         """Return a fault if the device is not listed any longer."""
-        if any(gpu.uuid == uuid for gpu in self.gpus()):
-            return ()
+        try:
+            if any(gpu.uuid == uuid for gpu in self.gpus()):
+                return ()
+        except OSError as error:  # no descriptor is free to look with
+            return (Fault("unknown", f"/proc cannot be read: {error}"),)
         return (Fault("lost", "its driver no longer lists it", fatal=True),)
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from phalanx.supervision import SpecError, check_number, check_seconds
+from phalanx.supervision import SpecError, check_callable, check_number, check_seconds
 
 from .allocation import (
     Lease,
@@ -59,6 +59,7 @@ class DevicePool:
     Args:
         gpus: The devices, in the order in which they are leased. A device that stands here twice
             is leased twice. None for CPU slots.
+        inventory: Tells their memory and faults; None if nothing does.
         release_timeout: Seconds that a dead worker's memory may take to be released, before the
             device is put into quarantine. The default is three times the worst of docs/gpu.md.
         slack_bytes: Memory that may still be in use then: other users of a device come and go.
@@ -80,6 +81,8 @@ class DevicePool:
     ) -> None:
         check_seconds("release_timeout", release_timeout, finite=False)
         check_number("slack_bytes", slack_bytes)
+        if tolerate is not None:
+            check_callable("tolerate", tolerate)
         self._inventory = inventory
         self._release_timeout = release_timeout
         self._slack = slack_bytes
@@ -201,7 +204,7 @@ class DevicePool:
             for device in self._devices:
                 if lease in device.leases:
                     device.leases.remove(lease)
-                    if pid != os.getpid():
+                    if self._inventory is not None and pid != os.getpid():
                         device.leaving.append(Leaving(lease, pid, deadline))
             self._watch_releases()
 
@@ -264,16 +267,17 @@ class DevicePool:
         """
         with self._changing():
             found = self._find(device)
-            assert self._inventory is not None
-            found.accepted |= frozenset(found.faults(self._inventory, None))
+            if self._inventory is not None:
+                found.accepted |= frozenset(found.faults(self._inventory, None))
             if found.quarantine is not None:
                 self._put_back(found, found.quarantine, "user")
 
     def subscribe(self, *listeners: Listener) -> Callable[[], None]:
         """Call *listeners* with every `DeviceQuarantined` and `DeviceRestored`.
 
-        They are called on the thread that looked, and must not block. One that several
-        subscriptions name is called once for each event. Returns what ends the subscription.
+        They are called on the thread that looked, and must not block. One that raises is reported
+        by `threading.excepthook`. One that several subscriptions name is called once for each
+        event. Returns what ends the subscription.
         """
         key = object()
         with self._lock:
@@ -330,7 +334,11 @@ class DevicePool:
             # Also after an error: an event may be the reason for it.
             for event in news:
                 for listener in listeners:
-                    listener(event)
+                    try:
+                        listener(event)
+                    except Exception as error:  # noqa: BLE001  # no lease depends on it
+                        failed = type(error), error, error.__traceback__, None
+                        threading.excepthook(threading.ExceptHookArgs(failed))
 
     def _show(self) -> None:
         self._shown = tuple(device.status() for device in self._devices)

@@ -1,7 +1,8 @@
 /* A libnvidia-ml.so.1 for machines without one: answers from the file that FAKE_NVML names, read
  * anew at each question, so that a test can change what is true while a program runs.
  *
- *   gpu UUID NAME USED_MIB MIG ECC RECOVERY STATE    STATE: ok, lost, broken (every question fails)
+ *   gpu UUID NAME USED_MIB MIG ECC RECOVERY STATE    STATE: ok, lost, broken (every question fails),
+ *                                                    denied (it is counted, and not to be had)
  *   mig GPU UUID USED_MIB                            GPU: its number
  *   proc GPU PID MIB                                 MIB below 0: not available
  *   xid GPU NUMBER                                   told once to each set of events
@@ -15,8 +16,8 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10,
-       LOST = 15, UNKNOWN = 999 };
+enum { OK = 0, BAD_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, TOO_SMALL = 7,
+       TIMEOUT = 10, LOST = 15, UNKNOWN = 999 };
 enum { MOST = 16, FIRST_MIG = 100 };
 
 typedef struct { char uuid[64], name[64], state[16]; u64 used; int mig, ecc, recovery; } Gpu;
@@ -82,6 +83,7 @@ int nvmlDeviceGetCount_v2(u32 *count) { look(); *count = n_gpus; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(u32 index, void **device) {
     look();
     if (index >= (u32)n_gpus) return BAD_ARGUMENT;
+    if (!strcmp(gpus[index].state, "denied")) return NO_PERMISSION;
     *device = (void *)(long)(index + 1);
     return OK;
 }

@@ -142,6 +142,20 @@ def test_devices_are_listed_and_measured_without_cuda(ask: Any) -> None:
     ]
 
 
+def test_a_device_that_is_not_to_be_had_hides_no_other(ask: Any) -> None:
+    said = ask(
+        "gpu GPU-aaaa H200 0 0 0 0 denied",
+        "gpu GPU-bbbb H200 70 0 0 0 ok",
+        code="""
+        inventory = find_gpus()
+        print(*inventory.gpus(), inventory.used_bytes("GPU-bbbb") >> 20)
+        inventory.close()
+        """,
+    )
+
+    assert said == ["Gpu(uuid='GPU-bbbb', index=0, name='H200', parent='') 70"]
+
+
 def test_instances_stand_for_the_gpu_that_is_cut_up(ask: Any) -> None:
     said = ask(
         "gpu GPU-aaaa H200 0 1 0 4 ok",
@@ -285,6 +299,19 @@ def test_a_question_that_is_never_answered_costs_its_limit_once() -> None:
 
     let_go.set()
     wait_until(answers)
+
+
+def test_a_question_for_which_there_is_no_thread_is_answered_all_the_same() -> None:
+    caller = BoundedCaller("test", 30.0)
+    before = threading.stack_size(1 << 46)  # more than any process may map
+    try:
+        assert caller.call(threading.get_ident) == threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            caller.call(lambda: 1 // 0)
+    finally:
+        threading.stack_size(before)
+
+    assert caller.call(threading.get_ident) != threading.get_ident()
 
 
 def test_an_error_of_a_question_is_raised_where_it_was_asked_and_keeps_nothing_of_that() -> None:

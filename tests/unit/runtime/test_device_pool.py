@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,17 @@ def test_a_shared_pool_lets_go_when_the_last_one_has() -> None:
     pool.close()
 
     assert gpus.closed == 1
+
+
+def test_devices_of_which_nothing_is_told_are_leased_again_at_once() -> None:
+    pool = DevicePool(FakeGpus(1).gpus())
+    lease = lease_of(pool, 0)
+
+    assert release(pool, lease, 4711)
+
+    pool.quarantine(0, "it is reset")
+    pool.restore(0)
+    assert lease_of(pool, 0)
 
 
 def test_ranks_share_a_device_by_fractions() -> None:
@@ -273,7 +285,16 @@ def test_the_kernel_module_tells_of_its_devices_and_without_it_there_is_none(
         folder.mkdir(parents=True)
         (folder / "information").write_text(INFORMATION.format(uuid=uuid, bus=bus))
 
+    tmp_path.joinpath("gpus", "0000:00:00.0").mkdir()  # of one that has just been lost
+
     gpus = ProcInventory(tmp_path).gpus()
 
     assert gpus == (Gpu("GPU-aaaa", 0, "NVIDIA H200"), Gpu("GPU-bbbb", 1, "NVIDIA H200"))
     assert ProcInventory(tmp_path / "nothing").gpus() == ()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        (fault,) = ProcInventory(tmp_path).faults("GPU-aaaa")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (fault.kind, fault.fatal) == ("unknown", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from functools import partial
 from typing import Any
 
@@ -82,6 +83,8 @@ def test_a_fault_may_be_tolerated_from_the_start() -> None:
     pool = DevicePool.of("auto", 1, gpus, {}, tolerate=lambda fault: fault.kind == "ecc")
 
     assert lease_of(pool, 0)
+    with pytest.raises(SpecError, match="tolerate='ecc'"):
+        DevicePool.of("auto", 1, gpus, {}, tolerate="ecc")
 
 
 def test_the_user_may_put_a_device_aside() -> None:
@@ -147,6 +150,29 @@ def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
         "phalanx.device_restored",
     ]
     assert len(logged) == 2
+
+
+def test_a_subscriber_that_raises_costs_no_lease_and_no_other_subscriber_its_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    told: list[Any] = []
+
+    def fail(_event: object) -> None:
+        raise ValueError
+
+    pool.subscribe(fail)
+    pool.subscribe(told.append)
+    gpus.lose(gpus.uuid(0))
+
+    lease = lease_of(pool, 0)
+
+    assert str(lease) == gpus.uuid(1)
+    assert [type(event) for event in told] == [DeviceQuarantined]
+    assert [each.exc_type for each in reported] == [ValueError]
 
 
 def test_a_lease_is_taken_back_when_the_memory_is_released_which_shows_until_then() -> None:
