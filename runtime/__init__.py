@@ -47,6 +47,7 @@ from .memory.arena import Arena as Arena
 from .memory.budget import writable_bytes as writable_bytes
 from .memory.shared_lock import LockHolder as LockHolder
 from .memory.shared_lock import SharedLock as SharedLock
+from .memory.shared_lock import close_lock_file as close_lock_file
 from .memory.shared_lock import create_lock_file as create_lock_file
 from .observe.console_text import describe as describe
 from .observe.console_text import render as render

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from phalanx.runtime import (
     RankInfo,
     Request,
     WorkerLabels,
+    close_lock_file,
     create_lock_file,
     decode,
     encode,
@@ -62,30 +63,32 @@ class InlineGroup:
         self._listeners: list[Callable[[Any], None]] = []
         self._closed = False
         self._turn = threading.RLock()  # a method may call its own executor
-        share = spec.devices.per_rank
-        self._pool = DevicePool.of(spec.devices.names, 1, devices_per_rank=share)
-        [self._lease] = self._pool.acquire([Request(0, f"{spec.name}/0")], share)
-        self._lock_file = create_lock_file()
         labels = WorkerLabels(
             child=f"{spec.name}/0", group=spec.name, rank=0, epoch=1, pid=os.getpid(), device="cpu"
         )
-        config = WorkerConfig(
-            factory=spec.factory,
-            keywords=spec.keywords[0],
-            labels=labels,
-            layout=spec.layout,
-            devices=self._lease.places,  # what this process sees is not for a lease to change
-            rendezvous=None,
-        )
-        # The driver's own logger: this worker is the driver.
-        log = structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1)
-        context = config.context(0, 1, 1, log, self._lock_file, _listener=self._emitted)
-        self._host = WorkerHost(config, context)
-        try:
+        share = spec.devices.per_rank
+        with ExitStack() as made:
+            self._pool = DevicePool.of(spec.devices.names, 1, devices_per_rank=share)
+            made.callback(self._pool.close)
+            [self._lease] = self._pool.acquire([Request(0, f"{spec.name}/0")], share)
+            made.callback(self._pool.give_back, self._lease, os.getpid())
+            lock_file = create_lock_file()
+            made.callback(close_lock_file, lock_file)
+            config = WorkerConfig(
+                factory=spec.factory,
+                keywords=spec.keywords[0],
+                labels=labels,
+                layout=spec.layout,
+                devices=self._lease.places,  # what this process sees is not for a lease to change
+                rendezvous=None,
+            )
+            # The driver's own logger: this worker is the driver.
+            log = structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1)
+            context = config.context(0, 1, 1, log, lock_file, _listener=self._emitted)
+            self._host = WorkerHost(config, context)
+            made.callback(self._host.leave)
             self._host.start()
-        except BaseException:
-            self._let_go()
-            raise
+            self._made = made.pop_all()
 
     def call(
         self,
@@ -207,8 +210,8 @@ class InlineGroup:
         """End it."""
         if not self._closed:
             self._closed = True
-            self._host.stop(SHUTDOWN)
-            self._let_go()
+            with self._made:
+                self._host.stop(SHUTDOWN)
 
     request_close = kill = close
 
@@ -249,11 +252,6 @@ class InlineGroup:
                 if item is _END:
                     return
                 yield _travel(item, f"an item of {name}")
-
-    def _let_go(self) -> None:
-        self._pool.give_back(self._lease, os.getpid())
-        self._pool.close()
-        os.close(self._lock_file)
 
 
 class InlineFuture(Future[Any]):

@@ -136,7 +136,9 @@ class Executor(CallMethods[W]):
         if spec.launch.method == "inline":
             from phalanx.testing.inline import InlineGroup  # noqa: PLC0415  # rarely used
 
-            super().__init__(InlineGroup(spec))
+            inline = InlineGroup(spec)
+            super().__init__(inline)
+            self._finalizer = weakref.finalize(self, inline.close)
             return
         if occupied.is_mine() or is_holding():
             raise called_from_inside("building an executor")

@@ -53,6 +53,7 @@ class WorkerContext:
     _listener: Any = field(default=None, repr=False)
     _page: ProgressPage | None = field(default=None, repr=False)
     _machines: int = field(default=1, repr=False)
+    _has_joined: bool = field(default=False, repr=False)
 
     @property
     def device(self) -> str:
@@ -145,3 +146,4 @@ class WorkerContext:
             # NCCL takes the current device where no tensor tells it another.
             import_module("torch").cuda.set_device(self.device)
         init_process_group(backend, self.rendezvous, self.rank, self.world_size, **options)
+        self._has_joined = True

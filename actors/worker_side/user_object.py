@@ -338,7 +338,13 @@ class WorkerHost:
         except BaseException:  # SystemExit too: logged; the worker stops anyway
             self._context.log.exception("phalanx.on_stop_failed")
         self.end_copy()
-        leave_process_groups()
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the process group. If it is inline, one that it has not joined is the program's."""
+        if self._link is not None or self._context._has_joined:  # noqa: SLF001  # of no use to users
+            self._context._has_joined = False  # noqa: SLF001  # likewise
+            leave_process_groups()
 
     def judge(self, error: BaseException) -> Directive:
         """Return the decider's directive for an error of a method; *resume* if it has none."""

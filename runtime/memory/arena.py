@@ -89,14 +89,15 @@ class Extent:
     Attributes:
         start: Offset in bytes, a multiple of the page size.
         kept: Whether the sender may still send it.
+        window: All of the arena, which may be closed meanwhile.
     """
 
-    arena: Arena
     slot: int
     start: int
     pages: int
     kept: bool = True
     borrowers: list[Borrower] = field(default_factory=list[Borrower])
+    window: memoryview = field(default=memoryview(b""), repr=False)
 
     def lend(self, borrower: Borrower) -> None:
         """Count it as read by *borrower*, which is about to be sent it; one thread at a time."""
@@ -111,7 +112,7 @@ class Extent:
 
     def write(self, parts: Sequence[memoryview], offsets: Sequence[int]) -> None:
         """Copy *parts* to *offsets* within it."""
-        view = self.arena.window
+        view = self.window
         for part, offset in zip(parts, offsets, strict=True):
             at = self.start + offset
             for done in range(0, part.nbytes, _STEP):
@@ -184,7 +185,7 @@ class Arena:
             start = self._gap(pages) if self._slots and self.fd >= 0 else None
             if start is None:
                 return None
-            extent = Extent(self, self._slots.pop(), start * PAGE, pages)
+            extent = Extent(self._slots.pop(), start * PAGE, pages)
             bisect.insort(self._used, extent, key=lambda each: each.start)
             self.is_warm = True
             self._wait = ARENA_IDLE
@@ -198,7 +199,7 @@ class Arena:
                 with self._lock.asked():
                     file = os.dup(self.fd)  # meanwhile it may be closed, and its number another's
                 reserve(file, start * PAGE, pages * PAGE, missing=missing * PAGE)
-            _ = self.window  # a process short of address space cannot map it
+            extent.window = self.window  # a process short of address space cannot map it
         except (OSError, ValueError):
             with self._lock.asked():
                 self._empty(start, start + pages)  # also what had been reserved of it
@@ -242,7 +243,7 @@ class Arena:
         """Close the file; readers keep what they have mapped."""
         with self._lock.asked():
             if self.fd >= 0:
-                self._window = None
+                self._window, self._used = None, []
                 descriptors.close(self.fd)
                 self.fd = -1
 

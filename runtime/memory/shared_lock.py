@@ -43,7 +43,8 @@ _DIGEST = 16
 _RANGE = 1 << 40  # bytes of one lock's range; the range of number 0 guards the table
 _QUEUE = 1 << 31  # bytes of its queue: its milliseconds repeat after 24 days
 _FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
-_RECORD = struct.Struct("qqqqq")  # rank, incarnation, since in ns, pid or 0, released in ns
+# rank, incarnation, since in ns, pid or 0, when it was released or the holder found dead in ns or 0
+_RECORD = struct.Struct("qqqqq")
 _OUT_OF_TURN_AFTER = 50_000_000  # ns that a lock must have been free to be taken out of turn
 _POLL = (0.0002, 0.001)  # seconds between attempts, at first and at most
 
@@ -68,6 +69,13 @@ class LockHolder:
 def create_lock_file() -> int:
     """Return the descriptor of a new file of locks, which is the caller's to close."""
     return os.memfd_create("phalanx-locks")
+
+
+def close_lock_file(file: int) -> None:
+    """Close a file of locks; this thread, like one that ends, releases those of it that it has."""
+    for key in [key for key in _held() if key[0] == file]:
+        _held().pop(key).close()
+    os.close(file)
 
 
 class SharedLock:
@@ -161,7 +169,12 @@ class SharedLock:
         pause, longest = _POLL
         while not (
             description.lock(fcntl.F_WRLCK, self._at, place)
-            or (self._is_anybodys() and description.lock(fcntl.F_WRLCK, self._at, queue))
+            or (
+                self._is_anybodys()
+                and description.lock(fcntl.F_WRLCK, self._at, queue)
+                # Still: it may have been released since, and be the first one's in the queue.
+                and (self._stays_anybodys() or not description.lock(fcntl.F_UNLCK, self._at, queue))
+            )
         ):
             left = longest
             if timeout is not None and (left := start + timeout - time.monotonic()) <= 0:
@@ -173,12 +186,20 @@ class SharedLock:
         description.lock(fcntl.F_UNLCK, queue, queue + _QUEUE)
 
     def _is_anybodys(self) -> bool:
-        """Return whether the first in the queue seems to be stopped, or the holder is dead.
+        """Return whether the first in the queue seems to be stopped.
 
         True also while there is a holder: then the lock is not to be had.
         """
         _, _, _, pid, released = self._record()
-        return bool(pid) or time.monotonic_ns() - released >= _OUT_OF_TURN_AFTER
+        is_held = bool(pid) and not released
+        return is_held or time.monotonic_ns() - released >= _OUT_OF_TURN_AFTER
+
+    def _stays_anybodys(self) -> bool:
+        """Return the same once this thread has it: one whose holder has died is free from now."""
+        *holder, released = self._record()
+        if holder[-1] and not released:
+            os.pwrite(self._file, _RECORD.pack(*holder, time.monotonic_ns()), self._record_at)
+        return self._is_anybodys()
 
 
 class _Description:
@@ -221,7 +242,7 @@ def _number(file: int, name: str) -> int:
     """
     import hashlib  # noqa: PLC0415  # takes longer to import than most workers need for a lock
 
-    digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST).digest()
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=_DIGEST).digest()
     names = _names(file)
     if digest not in names:
         description = _Description(file)

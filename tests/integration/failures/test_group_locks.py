@@ -10,7 +10,7 @@ from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo, wait_for
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, WorkerContext
 from phalanx.supervision import LockTimeout, SpecError, Strategy
 
 LONG = 30.0
@@ -71,3 +71,14 @@ def test_inline_it_is_a_lock_too() -> None:
     assert ex.call("enter", rank=0) is None
 
     ex.close()
+
+
+class Keeper(Locker):
+    def on_start(self, ctx: WorkerContext) -> None:
+        ctx.lock("it").acquire()
+
+
+def test_a_lock_that_an_inline_rank_keeps_ends_with_its_executor() -> None:
+    for _ in range(2):  # the second has the first one's descriptor
+        with Executor(Keeper, 1, launch="inline") as ex:
+            assert ex.call("rank", rank=0) == 0

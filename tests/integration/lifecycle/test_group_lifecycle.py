@@ -41,6 +41,7 @@ from phalanx.supervision import (
     ExecutorClosed,
     ExitKind,
     Intensity,
+    NoDevice,
     RuntimeFault,
     SpecError,
     StartFailed,
@@ -48,6 +49,7 @@ from phalanx.supervision import (
     UnknownMethod,
     WorkerDied,
 )
+from phalanx.testing import FakeGpus
 
 
 class LateNote(WorkerActor):
@@ -496,6 +498,20 @@ class Counter(WorkerActor):
         return self.most
 
 
+def test_an_inline_executor_that_fails_or_is_forgotten_leaves_its_pool() -> None:
+    gpus = FakeGpus(1)
+    with DevicePool.of("auto", 1, gpus, {}) as pool:
+        ex = Executor(Echo, 1, launch="inline", devices=pool)
+        with pytest.raises(NoDevice):
+            Executor(Echo, 1, launch="inline", devices=pool)
+
+        del ex
+        gc.collect()
+
+        assert [device.state for device in pool.status()] == ["free"]
+    assert gpus.closed == 1
+
+
 def test_an_inline_rank_serves_one_call_at_a_time(make: Make, gate: Path) -> None:
     ex = make(Counter, 1, launch="inline")
     begun = threading.Barrier(3)
@@ -661,7 +677,19 @@ def test_drain_waits_for_a_call_that_is_made_again(make: Make, gate: Path) -> No
     assert ex.status().restarts == 1
 
 
+class LateFailure(Reducer):
+    def on_start(self, ctx: WorkerContext) -> None:
+        super().on_start(ctx)
+        raise ValueError("boom")
+
+
 def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
+    with Executor(Reducer, 1, launch="inline") as ex:
+        assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
+        Executor(Echo, 1, launch="inline").close()  # which has none
+        assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
+    with pytest.raises(ValueError, match="boom"):
+        Executor(LateFailure, 1, launch="inline")
     with Executor(Reducer, 1, launch="inline") as ex:
         assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
 

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -126,6 +127,67 @@ def test_who_lets_go_and_asks_again_waits_behind_those_that_wait(file: int) -> N
     assert turns == ["waiter", "first"]
 
 
+def test_a_lock_that_is_released_while_a_waiter_looks_is_the_first_ones_in_the_queue(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, released = threading.Event(), threading.Event()
+    looks: list[bool] = []
+    is_anybodys = SharedLock._is_anybodys
+
+    def look(lock: SharedLock) -> bool:
+        looks.append(released.is_set())
+        found = is_anybodys(lock)
+        looked.set()
+        assert released.wait(LONG)
+        return found
+
+    monkeypatch.setattr(SharedLock, "_is_anybodys", look)
+    with lock_of(file):
+        thread = start_thread(lock_of(file).acquire)
+        assert looked.wait(LONG)
+    released.set()
+    thread.join(LONG)
+
+    assert not thread.is_alive()
+    assert looks[0] is False
+    assert looks[-1] is True  # it has not gone by what it had seen before
+
+
+def test_a_lock_whose_holder_has_died_is_the_first_ones_in_the_queue(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = 1 << 62
+    monkeypatch.setattr("phalanx.runtime.memory.shared_lock._OUT_OF_TURN_AFTER", never)
+    looks: list[bool] = []
+    is_anybodys = SharedLock._is_anybodys
+
+    def look(lock: SharedLock) -> bool:
+        looks.append(is_anybodys(lock))
+        return looks[-1]
+
+    monkeypatch.setattr(SharedLock, "_is_anybodys", look)
+    with holder(file):
+        first = os.fork()
+        if not first:
+            lock_of(file).acquire()
+            os._exit(0)
+        wait_until(lambda: is_queued(first))
+        os.kill(first, signal.SIGSTOP)
+        os.waitpid(first, os.WUNTRACED)
+        time.sleep(0.002)  # the queue's order is by the millisecond
+        second = start_thread(lock_of(file).acquire)
+        wait_until(lambda: is_queued(os.getpid()))
+
+    try:
+        wait_until(lambda: looks.count(False) > 5 or not second.is_alive())
+        assert second.is_alive()
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    second.join(LONG)
+    assert not second.is_alive()
+
+
 def test_the_next_holder_is_told_who_died_though_while_repairing_and_the_one_after_is_not(
     file: int,
 ) -> None:
@@ -188,6 +250,11 @@ def test_a_forked_child_holds_nothing_of_its_parents(file: int) -> None:
         assert os.waitpid(pid, 0)[1] == 0
     with lock as died:
         assert died is None
+
+
+def test_any_text_is_a_name(file: int) -> None:
+    with lock_of(file, "\udc80"), pytest.raises(WouldDeadlock):  # of a file name that is no UTF-8
+        lock_of(file, "\udc80").acquire()
 
 
 def test_one_name_too_many_says_so(file: int) -> None:

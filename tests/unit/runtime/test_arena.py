@@ -255,6 +255,18 @@ def test_idle_memory_goes_back_after_two_seconds_and_kept_memory_within_ten_more
     assert os.fstat(arena.fd).st_blocks == 0
 
 
+def test_a_place_can_be_filled_though_its_arena_was_closed_meanwhile() -> None:
+    arena = Arena.create(LARGE // PAGE * PAGE)
+    extent = arena.place(LARGE)
+    assert extent is not None
+
+    arena.close()
+    extent.write([memoryview(filled(1))], [0])
+
+    assert extent.window[:LARGE] == filled(1)
+    assert arena.place(LARGE) is None
+
+
 @pytest.mark.parametrize(
     ("slot", "start", "size"),
     [(SLOTS, 0, 10), (0, 1, 10), (0, 0, 0), (0, 1 << 60, 10), (0, 0, 1 << 60), (0, PAGE, 1 << 40)],

@@ -144,7 +144,7 @@ def content(delivery: Delivery) -> bytes:
     size = delivery.large.tail[-8:]
     length = int.from_bytes(size, "little")
     if extent is not None:
-        return bytes(extent.arena.window[extent.start : extent.start + length])
+        return bytes(extent.window[extent.start : extent.start + length])
     assert delivery.large.file is not None
     return os.pread(delivery.large.file, length, 0)
 
