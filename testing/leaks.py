@@ -173,8 +173,10 @@ class LeakDetector:
     def _members(self) -> list[procfs.Task]:
         """The living processes of the trees, and those that descend from them."""
         found: dict[int, procfs.Task] = {}
+        known = self._processes
+        since = min((ticks for _, ticks in known), default=0)
         for mark in self.marks:
-            target = process_tree.TreeTarget(f"{mark}/".encode(), roots=self._processes)
+            target = process_tree.TreeTarget(f"{mark}/".encode(), roots=known, since=since)
             found |= process_tree.find(target)[0]
         return list(found.values())
 

@@ -616,12 +616,13 @@ class Group:
         self._reserve(world_size, serving=len(self.view.ranks) + self.spec.policy.standby)
 
     def _reserve(self, world_size: int, *, serving: int) -> None:
+        states = self.spec.checkpoint
+        kept = states.keep if states is not None and states.where is None else 0
         free = descriptor_limit.free()
         if serving:
-            free += descriptor_limit.FOR_ALL + serving * descriptor_limit.FOR_SERVING
+            free += descriptor_limit.FOR_ALL + serving * (descriptor_limit.FOR_SERVING + kept)
         ranks = world_size + self.spec.policy.standby
-        linked = self.spec.is_remote
-        each = descriptor_limit.FOR_RANK + linked * descriptor_limit.FOR_LINK
+        each = descriptor_limit.FOR_RANK + self.spec.is_remote * descriptor_limit.FOR_LINK + kept
         needed = descriptor_limit.FOR_ALL + ranks * each
         if needed > free:
             raise SpecError(
@@ -629,7 +630,7 @@ class Group:
                 world_size,
                 f"{needed} descriptors are needed, with {ranks - world_size} spares, and {free} "
                 f"are free of the {descriptor_limit.hard_limit()} that this process may have: "
-                f"enough for {descriptor_limit.ranks_that_fit(free, linked=linked)} ranks; "
+                f"enough for {descriptor_limit.ranks_that_fit(free, each)} ranks; "
                 "raise the hard limit (`ulimit -Hn`, LimitNOFILE= of systemd, docker run --ulimit)",
             )
         self._room.set(needed)

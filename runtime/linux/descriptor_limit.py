@@ -66,9 +66,9 @@ def free() -> int:
     return max(0, hard_limit() - _open())
 
 
-def ranks_that_fit(count: int, *, linked: bool = False) -> int:
-    """Return how many ranks a driver with *count* free descriptors can have."""
-    return max(0, count - FOR_ALL) // (FOR_RANK + linked * FOR_LINK)
+def ranks_that_fit(count: int, each: int = FOR_RANK) -> int:
+    """Return how many ranks, which need *each*, a driver with *count* free descriptors can have."""
+    return max(0, count - FOR_ALL) // each
 
 
 def make_room(count: int) -> bool:

@@ -115,6 +115,8 @@ class TreeTarget:
             have no environment left.
         spare: Pids that are never touched.
         others: Trees that are looked for in the same look: each lists all processes there are.
+        since: When the oldest of its processes was started, in clock ticks since boot: most of a
+            large machine's are older, and are not looked at. 0 if that is not known.
 
     The tag must be long: a short one would be found in the environment of every process.
     """
@@ -125,6 +127,7 @@ class TreeTarget:
     killed: Collection[tuple[int, int]] = ()
     spare: Collection[int] = ()
     others: Collection[TreeTarget] = ()
+    since: int = 0
 
     def __post_init__(self) -> None:
         if len(self.tag) < _SHORTEST_TAG or not self.tag[:_SHORTEST_TAG].isalnum():
@@ -147,9 +150,7 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     sessions = {pid for pid, ticks in leaders if _is_free_or(pid, ticks)}
     known = {key for each in targets for key in (*each.roots, *each.killed)}
     tags = [each.tag for each in targets]
-    # What comes from a process is younger: most of a large machine's are not looked at.
-    rooted = all(each.roots for each in targets)
-    since = min((ticks for _, ticks in (*known, *leaders)), default=0) if rooted else 0
+    since = min(each.since for each in targets)
     older = _older_processes(os.getpid())
     skips = since >= older.born > 0
     found: dict[int, Task] = {}

@@ -91,7 +91,7 @@ class Process:
         key = (task.key,)
         self._loop = loop
         self._owner = os.getpid()
-        self.tree = process_tree.TreeTarget(tag, key, key) if tag else None
+        self.tree = process_tree.TreeTarget(tag, key, key, since=task.ticks) if tag else None
         self._out_of_memory = out_of_memory
         self._on_exit = on_exit
         self._on_close = on_close

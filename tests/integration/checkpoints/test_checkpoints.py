@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import suppress
@@ -13,6 +14,7 @@ from tests.support.checkpoint_workers import Colliding, Counter, Holder, Reshard
 from tests.support.event_recorder import EventRecorder
 from tests.support.options import Make
 from tests.support.processes import wait_until
+from tests.support.programs import run_python
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
@@ -236,6 +238,33 @@ def test_no_more_is_kept_than_was_asked_for(make: Make, tmp_path: Path, transpor
 
 
 # --- where it is kept ---------------------------------------------------------------------
+
+
+KEEPS_MANY = """
+import resource
+from phalanx import Executor
+from phalanx.errors import SpecError
+from tests.support.checkpoint_workers import Counter
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+for where in (None, "states"):
+    states = {"keep": 100, "where": where}
+    try:
+        with Executor(Counter, 2, checkpoint=states, launch={"preload": ()}):
+            print("built")
+    except SpecError as error:
+        print(error)
+"""
+
+
+def test_snapshots_in_memory_have_descriptors_set_aside_for_them(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+    done = run_python("-c", KEEPS_MANY, cwd=tmp_path, env=environ)
+
+    refused, built = done.stdout.splitlines()
+    assert refused.startswith("world_size=2: 282 descriptors are needed")
+    assert "enough for 1 ranks" in refused
+    assert built == "built"
 
 
 def test_a_new_executor_goes_on_from_a_folder_where_it_is_told_to(

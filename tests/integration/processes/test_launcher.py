@@ -255,6 +255,25 @@ def test_an_import_path_that_is_asked_for_comes_first_for_the_preload_too(
     assert ("only_there" in said["modules"]) == (method == "zygote")
 
 
+def test_what_a_preload_has_started_ends_with_the_launcher_though_a_process_still_runs(
+    starter: Starter, tmp_path: Path
+) -> None:
+    said = tmp_path / "pid"
+    tmp_path.joinpath("starts_one.py").write_text(
+        "import subprocess, time\n"
+        "one = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"open({str(said)!r}, 'w').write(str(one.pid))\n"
+        "time.sleep(0.05)  # it is older, by the kernel's clock ticks, than what is forked\n"
+    )
+    asked = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{sys.path[-1]}"}
+    starter.start("stay", preload=("starts_one",), asked_env=asked)
+    starter.line.receive()
+
+    starter.launcher.close(soon())
+
+    assert not is_alive(int(said.read_text()))
+
+
 def test_a_library_that_changes_such_a_variable_of_the_driver_costs_no_zygote(
     starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
