@@ -213,7 +213,7 @@ class GroupActor(ProtectedActor):
                 self._change(message)
             case (Worker() as worker, Frame() as frame):
                 self._said(worker, frame)
-            case _ if callable(message) and not self._ending:
+            case _ if isinstance(message, partial) and not self._ending:
                 message()
             case _:
                 pass

@@ -141,8 +141,10 @@ class SupervisorActor(ProtectedActor):
         self.thread = threading.current_thread()
         self.post(msg.Booted())
 
-    def on_message(self, message: msg.Event, /) -> None:
-        """Decide and perform."""
+    def on_message(self, message: Any, /) -> None:
+        """Decide and perform; what is no event, such as a broadcast of Pykka's, has no effect."""
+        if not isinstance(message, msg.Event):
+            return
         if isinstance(message, msg.Request):
             self._unanswered[id(message.caller)] = message.caller
         if self._is_killed:

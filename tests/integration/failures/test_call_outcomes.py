@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pykka
 import pytest
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
@@ -282,6 +283,7 @@ def test_no_other_actor_of_the_program_stops_the_group(make: Make, gate: Path) -
     call = ex.collective_rpc("gated", args=(str(gate), "done"), non_block=True)
 
     stop_every_actor("SystemExit")
+    pykka.ActorRegistry.broadcast(len)
 
     gate.touch()
     assert call.result(LONG) == ["done", "done"]
