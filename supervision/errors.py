@@ -336,6 +336,14 @@ class AddressNotReached(NoNode):
         self.address = address
 
 
+def error_line(error: BaseException) -> str:
+    """Return the type and the text of *error*; `error_text` if its ``__str__`` raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 # as below
+        return error_text(error)
+
+
 def error_text(error: object) -> str:
     """Return *error* as text; the name of its class if its ``__repr__`` raises."""
     try:

@@ -70,7 +70,7 @@ class Rule:
             case type() as kind:
                 return isinstance(cause, kind)
             case predicate:
-                return predicate(cause)
+                return bool(predicate(cause))
 
 
 def _names(kind: type[BaseException]) -> set[str]:

@@ -110,6 +110,8 @@ class ChildSpec:
             remedy += "; for a Pykka actor give its .start, for workers an executor_child"
             raise SpecError("start", self.start, remedy)
         _set(self, "args", _items("args", self.args))
+        if nested and self.args:
+            raise SpecError("args", self.args, "a SupervisorSpec takes none")
         _set(self, "restart", check_word("restart", self.restart, Restart))
         kind = ChildType.SUPERVISOR if nested else ChildType.WORKER
         _set(self, "type", check_word("type", kind if self.type is None else self.type, ChildType))

@@ -22,7 +22,8 @@ import pykka
 
 from phalanx.supervision.core.decider import Directive
 from phalanx.supervision.core.restart_rules import NORMAL, SHUTDOWN, ExitKind, ExitReason
-from phalanx.supervision.errors import error_text
+from phalanx.supervision.errors import SpecError, error_line, error_text
+from phalanx.supervision.validate import check_callable
 
 from .mailbox import run_mailbox, start_actor
 
@@ -39,11 +40,7 @@ def exit_reason(error: BaseException | None, *, asked: ExitReason | None = None)
             return NORMAL
         return asked if error is None else SHUTDOWN
     code = error.code if isinstance(error, SystemExit) else None
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:  # noqa: BLE001 # a user's ``__str__`` must not cost the report of the exit
-        text = error_text(error)
-    return ExitReason(ExitKind.CRASH, text, code if isinstance(code, int) else None)
+    return ExitReason(ExitKind.CRASH, error_line(error), code if isinstance(code, int) else None)
 
 
 class _InThisProcess:
@@ -51,7 +48,7 @@ class _InThisProcess:
 
     killable = False
 
-    def __init__(self, what: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, what: Any, /, *args: Any, **kwargs: Any) -> None:
         self.what, self.args, self.kwargs = what, args, kwargs
 
     def __repr__(self) -> str:
@@ -61,6 +58,11 @@ class _InThisProcess:
 
 class pykka_child(_InThisProcess):  # noqa: N801 # reads as a function where it is used
     """A start function for a Pykka actor: ``ChildSpec("metrics", pykka_child(Metrics, port))``."""
+
+    def __init__(self, actor: Any, /, *args: Any, **kwargs: Any) -> None:
+        if not (isinstance(actor, type) and issubclass(actor, pykka.ThreadingActor)):
+            raise SpecError("pykka_child", actor, "give a class derived from pykka.ThreadingActor")
+        super().__init__(actor, *args, **kwargs)
 
     def __call__(self, ctx: StartContext, *args: Any) -> ActorChild:
         """Start the actor and wait until its ``on_start`` has run."""
@@ -176,6 +178,10 @@ class thread_child(_InThisProcess):  # noqa: N801 # reads as a function where it
 
     It should return soon after the signal is set. Returning is a normal end, raising a crash.
     """
+
+    def __init__(self, function: Any, /, *args: Any, **kwargs: Any) -> None:
+        check_callable("thread_child", function)
+        super().__init__(function, *args, **kwargs)
 
     def __call__(self, ctx: StartContext, *args: Any) -> StopSignal:
         """Start the thread."""

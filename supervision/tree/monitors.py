@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from phalanx.supervision.core.restart_rules import ExitKind, ExitReason
+from phalanx.supervision.validate import check_callable
 
 
 class Down(NamedTuple):
@@ -50,6 +51,7 @@ class Lifeline:
 
     def monitor(self, watcher: Watcher) -> Cancel:
         """Call *watcher* once when this ends, at once if it has; return a function that cancels."""
+        check_callable("watcher", watcher)
         with self._lock:
             if (reason := self.reason) is None:
                 self._watchers.append(watcher)
@@ -68,8 +70,11 @@ class Lifeline:
             if self.reason is not None:
                 return
             self.reason = reason
-            watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
+        while True:
+            with self._lock:  # each in its turn: one may cancel another
+                if not self._watchers:
+                    return
+                watcher = self._watchers.pop(0)
             self._call(watcher, reason)
 
     def _call(self, watcher: Watcher, reason: ExitReason) -> None:

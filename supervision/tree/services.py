@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from phalanx.supervision.core.notices import CallbackFailed, Notice, notice_fields
 from phalanx.supervision.errors import error_text
+from phalanx.supervision.validate import check_callable
 
 from .mailbox import ProtectedActor, start_actor
 
@@ -220,6 +221,7 @@ class TreeServices:
 
     def subscribe(self, subscriber: Subscriber) -> Cancel:
         """Call *subscriber* with every notice from now on, on the thread of its supervisor."""
+        check_callable("subscriber", subscriber)
         with self._lock:
             self._subscribers.append(subscriber)
 

@@ -30,6 +30,7 @@ from phalanx.supervision.errors import (
     StartFailed,
     SupervisorDown,
     WouldDeadlock,
+    error_line,
 )
 from phalanx.supervision.validate import check_kind
 
@@ -130,6 +131,7 @@ class SupervisorView:
             SupervisorDown: The tree has ended; the message says why.
             TimeoutError: It does not run after *timeout* seconds.
         """
+        self._check_process()  # before the locks: a thread that was not copied may have them
         changed = threading.Event()
         cancel = self._top.services.subscribe(lambda _notice: changed.set())
         try:
@@ -192,6 +194,7 @@ class SupervisorView:
             return getattr(self, _RENAMED[name])
 
     def _actor(self, *below: str) -> SupervisorActor:
+        self._check_process()
         actor = self._top
         for key in (*self._path, *below):
             nested = actor.supervisors().get(key)
@@ -230,9 +233,12 @@ class SupervisorView:
             return None
         return SupervisorDown(f"the tree {top.machine.path} has ended: {top.ended}")
 
-    def _check_thread(self) -> None:
+    def _check_process(self) -> None:
         if self._top.is_elsewhere:
             raise self._gone() or SupervisorDown()
+
+    def _check_thread(self) -> None:
+        self._check_process()
         path = "/".join((self._top.machine.path, *self._path))
         if self._top.services.is_inside(path):
             raise WouldDeadlock(f"{path} cannot wait for itself or one below: use another thread")
@@ -295,7 +301,7 @@ class Supervisor(SupervisorView):
             raise
         if self._start_error is not None:
             self._join()
-            text = f"{spec.id}: a child did not start: {self._start_error}"
+            text = f"{spec.id}: a child did not start: {error_line(self._start_error)}"
             raise StartFailed(text) from self._start_error
 
     @property
@@ -336,9 +342,10 @@ class Supervisor(SupervisorView):
 
         Raises:
             SupervisorDown: The tree is in the process that forked this one.
+            WouldDeadlock: This is a thread that the end of the tree needs.
         """
-        if self._top.is_elsewhere:
-            raise self._gone() or SupervisorDown()
+        if not self._ended.is_set():
+            self._check_thread()
         wait_event(self._ended, timeout)
         return self.exit_reason
 

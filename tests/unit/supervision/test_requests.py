@@ -47,7 +47,7 @@ class Mute(Exception):
         raise ValueError("it says nothing")
 
 
-def start_mute() -> Any:
+def start_mute(_: object) -> Any:
     raise Mute
 
 
@@ -61,6 +61,8 @@ def start_mute() -> Any:
         (lambda top: top.get_childspec(1), SpecError),
         (lambda top: top.start_child(ChildSpec("b", start_mute)), StartFailed),
         (lambda top: top.close("by hand", LIMIT), SpecError),
+        (lambda top: top.subscribe(None), SpecError),
+        (lambda top: top.monitor("a", "a"), SpecError),
     ],
 )
 def test_a_request_that_makes_no_sense_ends_no_tree(
@@ -71,6 +73,11 @@ def test_a_request_that_makes_no_sense_ends_no_tree(
             ask(top)
 
         assert [row.key for row in top.which_children()] == ["a"]
+
+
+def test_a_tree_that_does_not_start_says_so_also_if_the_error_has_no_text() -> None:
+    with pytest.raises(StartFailed, match="top: a child did not start: Mute"):
+        Supervisor(tree(ChildSpec("a", start_mute)))
 
 
 def test_children_are_added_stopped_started_and_deleted() -> None:
@@ -239,7 +246,7 @@ def test_waiting_for_a_tree_on_the_thread_of_one_of_its_supervisors_raises_inste
 
     def wait_for_itself(notice: Notice) -> None:
         if isinstance(notice, ChildExited):
-            for wait in (top.close, top.which_children):
+            for wait in (top.close, top.wait_closed, top.which_children):
                 try:
                     wait()
                 except WouldDeadlock as error:
@@ -252,7 +259,7 @@ def test_waiting_for_a_tree_on_the_thread_of_one_of_its_supervisors_raises_inste
         top.subscribe(notices)
         scripted.contexts.get(timeout=LIMIT).exited(CRASH)
 
-        for _ in range(2):
+        for _ in range(3):
             assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))
         notices.wait_started("top/sub/a" if nested else "top/a", 2)
 

@@ -535,11 +535,15 @@ def test_ctrl_c_before_the_start_is_waited_for_ends_the_tree_too() -> None:
 def test_a_forked_process_cannot_use_the_tree_and_ends_without_it() -> None:
     done = in_sub_process("""
         import os, sys
-        from phalanx.supervision import Supervisor, SupervisorDown, SupervisorSpec
-        with Supervisor(SupervisorSpec("top")) as tree:
+        from phalanx.supervision import (
+            ChildSpec, Supervisor, SupervisorDown, SupervisorSpec, thread_child)
+        child = ChildSpec("b", thread_child(lambda stop: stop.wait()))
+        with Supervisor(SupervisorSpec("top", children=[child])) as tree:
             if (pid := os.fork()) == 0:
                 refused = 0
-                for use in (tree.count_children, tree.wait_closed, lambda: tree.child("a")):
+                for use in (tree.count_children, tree.wait_closed, tree.render,
+                            *[lambda key=key: tree.child(key) for key in "ab"],
+                            lambda: tree.wait_child("b")):
                     try:
                         use()
                     except SupervisorDown as error:
@@ -549,7 +553,7 @@ def test_a_forked_process_cannot_use_the_tree_and_ends_without_it() -> None:
             print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), tree.count_children().specs)
     """)
 
-    assert (done.returncode, done.stdout) == (0, "3 0\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "6 1\n"), done.stderr
 
 
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
@@ -563,6 +567,14 @@ def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: Any) ->
     assert top.exit_reason is None
     top.close()
     assert scripted.told.get(timeout=LIMIT) == "terminate"
+
+
+def test_a_message_to_every_actor_of_the_program_ends_no_tree() -> None:
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        pykka.ActorRegistry.broadcast({"command": "reload"})
+
+        assert top.count_children(timeout=LIMIT).active == 1
+        assert top.exit_reason is None
 
 
 def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_crash() -> None:

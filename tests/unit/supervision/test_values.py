@@ -6,6 +6,7 @@ import gc
 import pickle
 import threading
 import weakref
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from phalanx.supervision import (
     ChildRefused,
     Decider,
     Directive,
+    Down,
     ExitKind,
     ExitReason,
     Intensity,
@@ -115,6 +117,19 @@ def test_the_first_rule_that_applies_decides() -> None:
     assert decider.directive(ValueError("even")) is None
 
 
+def test_a_rule_whose_predicate_returns_what_has_no_truth_does_not_apply() -> None:
+    class Neither:
+        def __bool__(self) -> bool:
+            raise ValueError("neither")
+
+    failed: list[BaseException] = []
+    vague: Any = lambda _: Neither()  # noqa: E731
+    decider = Decider((Rule(vague, Directive.STOP),), Directive.RESTART)
+
+    assert decider.directive(CRASH, failed=failed.append) is Directive.RESTART
+    assert [type(error) for error in failed] == [ValueError]
+
+
 def test_gpu_workers_go_on_after_a_lack_of_memory_and_restart_after_a_broken_context() -> None:
     class OutOfMemoryError(RuntimeError):
         """Named as torch names it, which the driver does not import."""
@@ -181,6 +196,17 @@ def test_an_error_keeps_its_text_attributes_and_notes_when_it_is_pickled(
     again = pickle.loads(pickle.dumps(error))
 
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_a_monitor_that_another_cancels_at_the_end_is_not_called() -> None:
+    line, told = Lifeline("a", print, print), list[Down]()
+    line.monitor(lambda _: cancel())
+    cancel = line.monitor(told.append)
+    line.monitor(told.append)
+
+    line.end(CRASH)
+
+    assert told == [Down("a", CRASH)]
 
 
 @pytest.mark.parametrize("late", [False, True])
