@@ -26,7 +26,14 @@ from phalanx.actors.spec.options import (
 )
 from phalanx.cluster import ClusterOptions, JoinedNodes, Ray
 from phalanx.runtime import Zmq
-from phalanx.supervision import ChildSpec, ChildType, Restart, RuntimeFault, SpecError
+from phalanx.supervision import (
+    BadArguments,
+    ChildSpec,
+    ChildType,
+    Restart,
+    RuntimeFault,
+    SpecError,
+)
 from phalanx.supervision import tree_from_toml as supervision_from_toml
 
 from .executor import Executor
@@ -209,7 +216,10 @@ def _declared(id: str, table: dict[str, Any], load: Callable[[str, object], Any]
         table["cluster"] = _cluster(table["cluster"], load)
     if "checkpoint" in table:
         table["checkpoint"] = group_of("checkpoint", CheckpointPolicy, table["checkpoint"])
-    return executor_child(id, worker, **table)
+    try:
+        return executor_child(id, worker, **table)
+    except BadArguments as error:  # of the constructor
+        raise SpecError("args", table.get("args", ()), str(error)) from None
 
 
 def _table(given: object, short: str = "") -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_kind("extra", self.extra, Mapping)
+        object.__setattr__(self, "extra", dict(self.extra))  # what is changed later is not checked
         for name in self.extra:
             if name in _OWN_NAMES:
                 raise SpecError("extra", name, f"give another name than {', '.join(_OWN_NAMES)}")

@@ -312,7 +312,7 @@ class Methods:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
             return Method(name, None, -1, None, declared)
-        if not isinstance(value, staticmethod | classmethod):
+        if hasattr(value, "__get__") and not isinstance(value, staticmethod | classmethod):
             parameters = list(signature.parameters.values())[1:]
             signature = signature.replace(parameters=parameters)
         return Method(name, signature, *_arity(signature), declared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import tomllib
 from typing import Any
 
@@ -184,6 +185,15 @@ def test_a_further_dimension_takes_no_name_of_another(name: str) -> None:
         Layout(tensor=2, extra={name: 2})
 
 
+def test_a_size_of_a_further_dimension_that_is_changed_later_is_not_taken_over() -> None:
+    sizes = {"expert": 2}
+    layout = Layout(tensor=2, extra=sizes)
+
+    sizes["expert"] = 0
+
+    assert layout.coordinates(1)["expert"] == 1
+
+
 @pytest.mark.parametrize("field", ["rank_env", "rank_kwargs"])
 def test_a_group_gets_no_more_ranks_than_it_has_values_of_single_ranks_for(field: str) -> None:
     own = spec(world_size=2, launch={field: [{}, {}]})
@@ -220,6 +230,7 @@ class Named(WorkerActor):
 
     outer = declared(staticmethod(lambda: None))
     inner = staticmethod(declared(lambda: None))
+    root = math.sqrt
 
 
 @pytest.mark.parametrize("name", ["outer", "inner"])
@@ -236,3 +247,11 @@ def test_a_missing_keyword_behind_any_number_of_arguments_is_refused_before_it_i
     with pytest.raises(BadArguments, match="key"):
         methods.declared_of("put", [((1, 2), {})])
     methods.declared_of("put", [((1, 2), {"key": "k"})])
+
+
+def test_a_callable_that_is_not_bound_to_its_object_takes_all_of_its_arguments() -> None:
+    methods = Methods(Named)
+
+    methods.declared_of("root", [((4.0,), {})])
+    with pytest.raises(BadArguments, match="too many"):
+        methods.declared_of("root", [((4.0, 2.0), {})])
