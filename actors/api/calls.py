@@ -406,7 +406,7 @@ class CallMethods(Generic[W]):
             want = None if reply == "every" else reply
             return self.collective_rpc(name, timeout, args, kwargs, unique_reply_rank=want, **terms)
         if reply == "driver":
-            terms["aggregate"] = lambda values, _: [values[rank] for rank in layout.driver_ranks]
+            terms["aggregate"] = functools.partial(_chosen, layout.driver_ranks)
             terms["size"] = layout.world_size
         else:
             terms |= {"want": 0, "of_output": True}
@@ -451,6 +451,10 @@ def _arguments(
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SpecError(f"kwargs{of}", kwargs, "give the keyword arguments as a mapping")
     return tuple(cast("Sequence[Any]", args)), cast("Mapping[str, Any]", kwargs or {})
+
+
+def _chosen(ranks: Sequence[int], values: list[Any], _lead: int) -> list[Any]:
+    return [values[rank] for rank in ranks]
 
 
 def _moved(name: str, args: Any) -> Any:

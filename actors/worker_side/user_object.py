@@ -342,8 +342,9 @@ class WorkerHost:
 
     def leave(self) -> None:
         """Leave the process group. If it is inline, one that it has not joined is the program's."""
-        if self._link is not None or self._context._has_joined:  # noqa: SLF001  # of no use to users
-            self._context._has_joined = False  # noqa: SLF001  # likewise
+        context: Any = self._context
+        if self._link is not None or context._has_joined:  # noqa: SLF001  # of no use to users
+            context._has_joined = False  # noqa: SLF001  # likewise
             leave_process_groups()
 
     def judge(self, error: BaseException) -> Directive:

@@ -60,7 +60,8 @@ class pykka_child(_InThisProcess):  # noqa: N801 # reads as a function where it 
     """A start function for a Pykka actor: ``ChildSpec("metrics", pykka_child(Metrics, port))``."""
 
     def __init__(self, actor: Any, /, *args: Any, **kwargs: Any) -> None:
-        if not (isinstance(actor, type) and issubclass(actor, pykka.ThreadingActor)):
+        kind: Any = actor
+        if not (isinstance(actor, type) and issubclass(kind, pykka.ThreadingActor)):
             raise SpecError("pykka_child", actor, "give a class derived from pykka.ThreadingActor")
         super().__init__(actor, *args, **kwargs)
 

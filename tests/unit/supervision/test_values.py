@@ -122,8 +122,10 @@ def test_a_rule_whose_predicate_returns_what_has_no_truth_does_not_apply() -> No
         def __bool__(self) -> bool:
             raise ValueError("neither")
 
+    def vague(_cause: object) -> Any:
+        return Neither()
+
     failed: list[BaseException] = []
-    vague: Any = lambda _: Neither()  # noqa: E731
     decider = Decider((Rule(vague, Directive.STOP),), Directive.RESTART)
 
     assert decider.directive(CRASH, failed=failed.append) is Directive.RESTART
