@@ -398,7 +398,7 @@ class CallMethods(Generic[W]):
     ) -> Any:
         """Call the method *name* on every rank; return the value that it declares."""
         declared = self._group.methods.find(name).declared
-        reply, layout = declared.reply, self.layout
+        reply = declared.reply
         if timeout is None:
             timeout = declared.timeout
         terms: dict[str, Any] = {"retries": retries, "non_block": non_block}
@@ -406,6 +406,7 @@ class CallMethods(Generic[W]):
             want = None if reply == "every" else reply
             return self.collective_rpc(name, timeout, args, kwargs, unique_reply_rank=want, **terms)
         if reply == "driver":
+            layout = self.layout
             terms["aggregate"] = functools.partial(_chosen, layout.driver_ranks)
             terms["size"] = layout.world_size
         else:

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from .launcher import Spawn
     from .worker import Worker
 
-    Message = PlannedChange | tuple[Worker, Frame] | Callable[[], object]
+    Message = PlannedChange | tuple[Worker, Frame] | partial[object]
 
 _QUIET = 0.5  # seconds of a close before the log says what it waits for, and between two looks
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go

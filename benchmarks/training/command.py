@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     machine, code = describe(), 0
     runs = [Measurement(ranks, arguments, environments) for ranks in arguments.ranks]
     try:
-        for run in runs:
-            run.run()
+        for each in runs:
+            each.run()
     except KeyboardInterrupt:
         print("\nended by Ctrl-C; this is what there was", file=sys.stderr)
         code = 130
-    found = [each for run in runs for each in run.found]
+    found = [one for each in runs for one in each.found]
     values = {"machine": machine, "runs": [asdict(each) for each in found]}
     give(arguments, values, f"{sentence(machine)}\n\n{render(found, arguments)}")
     return code or int(not all(each.equal for each in found if each.system in _EXACT))

@@ -63,6 +63,18 @@ def is_queued(pid: int) -> bool:
     return False
 
 
+def stopped_waiter(file: int) -> int:
+    """Return a process that waits for the lock and has been stopped; the lock is held."""
+    pid = os.fork()
+    if not pid:
+        lock_of(file).acquire()
+        os._exit(0)
+    wait_until(lambda: is_queued(pid))
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    return pid
+
+
 def run_script(name: str, *words: object) -> dict[str, Any]:
     done = run_python(str(Path(__file__).parents[2] / "support" / name), *map(str, words))
     assert done.returncode == 0, done.stderr
@@ -88,13 +100,7 @@ def test_however_a_holder_ends_the_next_one_has_the_lock_and_is_told() -> None:
 def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(file: int) -> None:
     lock = lock_of(file)
     with lock:
-        waiter = os.fork()
-        if not waiter:
-            lock_of(file).acquire()
-            os._exit(0)
-        wait_until(lambda: is_queued(waiter))
-        os.kill(waiter, signal.SIGSTOP)
-        os.waitpid(waiter, os.WUNTRACED)
+        waiter = stopped_waiter(file)
 
     try:
         for _ in range(3):
@@ -167,13 +173,7 @@ def test_a_lock_whose_holder_has_died_is_the_first_ones_in_the_queue(
 
     monkeypatch.setattr(SharedLock, "_is_anybodys", look)
     with holder(file):
-        first = os.fork()
-        if not first:
-            lock_of(file).acquire()
-            os._exit(0)
-        wait_until(lambda: is_queued(first))
-        os.kill(first, signal.SIGSTOP)
-        os.waitpid(first, os.WUNTRACED)
+        first = stopped_waiter(file)
         time.sleep(0.002)  # the queue's order is by the millisecond
         second = start_thread(lock_of(file).acquire)
         wait_until(lambda: is_queued(os.getpid()))
